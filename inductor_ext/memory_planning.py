@@ -34,8 +34,9 @@ from torch.utils._sympy.functions import Max
 from inductor_ext import events, exc
 from inductor_ext.memory import extern_memory, known_ir, plan_record, planner_input
 from inductor_ext.memory.graph_buffers import inlined_graphs
-from inductor_ext.memory.planner import arenas, peak_report, placement_policy, symbolic
+from inductor_ext.memory.planner import arenas, peak_report, placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena, Request
+from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.memory.wrapper_reader import read_wrapper, record_peaks
 from inductor_ext.memory.wrapper_writer import write_plan
@@ -286,7 +287,7 @@ class _Planner:
         )
 
     def _sizes(self, arena: Arena) -> list[int]:
-        program = symbolic.ExpressionEvaluator([arena.size], arena.definitions)
+        program = ExpressionEvaluator([arena.size], arena.definitions)
         return [program(sample)[0] for sample in self.samples]
 
     def _place(self, requests: Sequence[Request]) -> tuple[Arena, ...]:

@@ -18,9 +18,11 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv
 
 from inductor_ext.memory.extern_memory import size_hint
-from inductor_ext.memory.planner import placement_policy, symbolic
+from inductor_ext.memory.planner import placement_policy
 from inductor_ext.memory.planner.arena_plan import Request
 from inductor_ext.memory.planner.interval import round_up
+from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
+from inductor_ext.memory.planner.symbolic.stacking import scaled_samples
 from inductor_ext.memory.wrapper_reader import ALIGNMENT, Storage, WrapperMemory
 
 __all__ = [
@@ -73,7 +75,7 @@ def list_samples(storages: Sequence[Storage]) -> list[dict[Any, int]]:
                 symbols.setdefault(symbol, max(size_hint(symbol), 1))
     if not symbols:
         return []
-    program = symbolic.ExpressionEvaluator([storage.bytes for storage in storages])
+    program = ExpressionEvaluator([storage.bytes for storage in storages])
 
     def has_sizes(sample: Mapping[Any, int]) -> bool:
         try:
@@ -82,9 +84,7 @@ def list_samples(storages: Sequence[Storage]) -> list[dict[Any, int]]:
             # For example `x.view(n // 2, 2, -1)` divides by zero if n is 1.
             return False
 
-    return [
-        sample for sample in symbolic.scaled_samples(symbols)[1:_MAX_SAMPLES] if has_sizes(sample)
-    ]
+    return [sample for sample in scaled_samples(symbols)[1:_MAX_SAMPLES] if has_sizes(sample)]
 
 
 def unbacked_symbols(expression: Any) -> set[Any]:
@@ -105,7 +105,7 @@ def to_live_ranges(
 ) -> list[placement_policy.LiveRange]:
     """Convert the storages for the pure planner, index by index."""
     ranges = []
-    program = symbolic.ExpressionEvaluator([storage.bytes for storage in memory.storages])
+    program = ExpressionEvaluator([storage.bytes for storage in memory.storages])
     columns = [program(sample) for sample in samples]
     for index, storage in enumerate(memory.storages):
         device = storage.device

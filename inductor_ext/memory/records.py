@@ -7,11 +7,7 @@ from typing import Any, ClassVar
 
 from inductor_ext.events import Record
 
-__all__ = [
-    "MemoryPlanRecord",
-    "PlannedArena",
-    "PlannedStorage",
-]
+__all__ = ["MemoryPlanRecord", "PlannedArena", "PlannedStorage"]
 
 
 @dataclasses.dataclass(frozen=True)

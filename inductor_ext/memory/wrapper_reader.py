@@ -23,28 +23,11 @@ from torch._inductor.codegen import wrapper as stock_lines
 from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.virtualized import V
 
-from inductor_ext.memory import extern_memory
+from inductor_ext.memory import extern_memory, graph_buffers
 from inductor_ext.memory.extern_memory import size_hint
-from inductor_ext.memory.graph_buffers import (
-    find_aliases,
-    find_unshareable,
-    has_plain_layout,
-    inlined_graphs,
-    list_outputs,
-    owns_memory,
-    root_wrapper,
-)
 from inductor_ext.memory.planner.interval import round_up
 
-__all__ = [
-    "ALIGNMENT",
-    "READERS",
-    "Storage",
-    "WrapperMemory",
-    "read_wrapper",
-    "record_peaks",
-]
-
+__all__ = ["ALIGNMENT", "READERS", "Storage", "WrapperMemory", "read_wrapper", "record_peaks"]
 
 ALIGNMENT = {"cpu": 64, "cuda": 512}
 """Bytes to which the allocator of each device type rounds sizes and aligns addresses.
@@ -151,7 +134,6 @@ _subgraph_peaks: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int] | None]
 """Per root wrapper: peak by device of the functions generated so far; None for a function that was
 not read."""
 
-
 _CALL = re.compile(r"= (?:self\.partitions\[(?P<partition>\d+)\]|(?P<graph>\w+))\((?:\w+)_args\)")
 
 
@@ -162,7 +144,9 @@ def record_peaks(wrapper: Any, peaks: dict[str, int] | None) -> None:
         wrapper: its wrapper.
         peaks: None if its memory use is unknown.
     """
-    _subgraph_peaks.setdefault(root_wrapper(wrapper), {})[wrapper.launcher_fn_name] = peaks
+    _subgraph_peaks.setdefault(graph_buffers.root_wrapper(wrapper), {})[
+        wrapper.launcher_fn_name
+    ] = peaks
 
 
 def read_wrapper(wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> WrapperMemory:
@@ -182,10 +166,10 @@ class _Reader:
 
     def __init__(self, wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> None:
         self.wrapper = wrapper
-        graphs = inlined_graphs(lines)
-        self.outputs = list_outputs(wrapper, graphs)
-        self.unshareable = find_unshareable(graphs)
-        self.aliases = find_aliases(graphs)
+        graphs = graph_buffers.inlined_graphs(lines)
+        self.outputs = graph_buffers.list_outputs(wrapper, graphs)
+        self.unshareable = graph_buffers.find_unshareable(graphs)
+        self.aliases = graph_buffers.find_aliases(graphs)
         self.removed = set().union(*(graph.removed_buffers for graph in graphs))
         self.holders: dict[str, list[Storage]] = {}
         self.alias_of: dict[str, list[str]] = {}
@@ -244,7 +228,7 @@ class _Reader:
                 continue
             if isinstance(node, ir.InputBuffer) and not isinstance(node, ir.DonatedBuffer):
                 continue
-            if owns_memory(node):
+            if graph_buffers.owns_memory(node):
                 pending[name] = node
         starts: dict[int, list[Any]] = {}
         for name in inputs & set(pending):
@@ -336,7 +320,7 @@ class _Reader:
             self.memory.unbounded_steps.add(step)
         elif (call := _CALL.search(text)) is not None:
             name = call["graph"] or f"partition_{call['partition']}"
-            peaks = _subgraph_peaks.get(root_wrapper(self.wrapper), {})
+            peaks = _subgraph_peaks.get(graph_buffers.root_wrapper(self.wrapper), {})
             callee = peaks.get(name)
             if callee is not None:
                 self.memory.calls.append((step, step + 1, callee))
@@ -348,7 +332,11 @@ class _Reader:
         """Record the unused outputs and the workspace of a kernel that allocates its outputs."""
         for unused in _flatten(getattr(node, "outputs", ())):
             name = unused.get_name()
-            if name not in self.extracted and name not in self.aliases and owns_memory(unused):
+            if (
+                name not in self.extracted
+                and name not in self.aliases
+                and graph_buffers.owns_memory(unused)
+            ):
                 # In Python the tuple of the outputs references it.
                 storage = self._add_storage(unused, "extern", step)
                 if not V.graph.cpp_wrapper:
@@ -420,7 +408,7 @@ class _Reader:
                 and storage.lifetime_known
                 and (storage.end >= 0 or storage.is_output)
                 and storage.device.type in ALIGNMENT
-                and has_plain_layout(storage.node)
+                and graph_buffers.has_plain_layout(storage.node)
             )
             if storage.end < 0:
                 storage.end = self.scopes[storage.scope].end
@@ -462,7 +450,6 @@ def _flatten(outputs: Any) -> list[Any]:
 
 _FORWARD_INPUTS = ("primals_", "fwd_rng_state")
 """Name prefixes of a backward's inputs that outlive it: the forward's inputs, mostly parameters."""
-
 
 _WORD = re.compile(r"\w+")
 

@@ -31,7 +31,6 @@ from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory
 
 __all__ = ["write_plan"]
 
-
 _MIN_REPLAN_RATIO = 1.05
 """Ratio of arena size to lower bound, at the worst of the sampled sizes, above which the arena is
 planned again at run time."""
@@ -182,9 +181,7 @@ _REUSABLE_LINES = (
     stock_lines.ReuseLine,
 )
 
-
 _ENDS = (stock_lines.FreeIfNotReusedLine, stock_lines.NullLine, ArenaEndLine)
-
 
 _arena_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 

@@ -16,7 +16,8 @@ import sympy  # type: ignore[import-untyped]
 from inductor_ext import exc
 from inductor_ext.memory.planner import interval
 from inductor_ext.memory.planner.interval import Interval
-from inductor_ext.memory.planner.symbolic import ExpressionEvaluator, Stacking
+from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
+from inductor_ext.memory.planner.symbolic.stacking import Stacking
 
 __all__ = ["Arena", "Member", "Request", "verify_arenas"]
 

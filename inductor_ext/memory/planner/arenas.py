@@ -22,18 +22,19 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 
 from inductor_ext import exc
-from inductor_ext.memory.planner import interval, solver, symbolic
+from inductor_ext.memory.planner import interval, solver
 from inductor_ext.memory.planner.arena_plan import Arena, Member, Request, verify_arenas
 from inductor_ext.memory.planner.interval import Interval
-from inductor_ext.memory.planner.symbolic import (
+from inductor_ext.memory.planner.symbolic.algebra import (
     Algebra,
-    ExpressionEvaluator,
     MakeAlign,
     MakeMax,
-    Replanner,
     make_align,
     make_max,
 )
+from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
+from inductor_ext.memory.planner.symbolic.runtime_replanner import Replanner
+from inductor_ext.memory.planner.symbolic.stacking import choose_stacking, scaled_samples
 
 __all__ = ["make_replanner", "plan_arenas"]
 
@@ -89,9 +90,9 @@ class _ArenaBuilder:
         stacked = [r for r in requests if r.constant != 0]
         lifetimes = [request.lifetime for request in stacked]
         alignments = [request.alignment for request in stacked]
-        samples = symbolic.scaled_samples(_hints_by_use(stacked, self.hints))
+        samples = scaled_samples(_hints_by_use(stacked, self.hints))
         columns = _sizes_at(stacked, samples)
-        choice = symbolic.choose_stacking(
+        choice = choose_stacking(
             lifetimes, columns, alignments, iterations=self.iterations, seed=self.seed
         )
         algebra = Algebra(
@@ -291,7 +292,7 @@ def plan_arenas(
         by_key.setdefault(request.key, []).append(request)
     arenas = tuple(arena for group in by_key.values() for arena in planner.build(group, split))
     odd = [dict.fromkeys(symbols, value) for value in _EXTRA_VALUES]
-    verify_arenas(arenas, symbolic.scaled_samples(hints) + odd)
+    verify_arenas(arenas, scaled_samples(hints) + odd)
     return arenas
 
 

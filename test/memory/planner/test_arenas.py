@@ -20,7 +20,7 @@ from inductor_ext.memory.planner import arenas as module
 from inductor_ext.memory.planner import interval, solver
 from inductor_ext.memory.planner.arena_plan import Arena, Member, Request, verify_arenas
 from inductor_ext.memory.planner.arenas import make_replanner, plan_arenas
-from inductor_ext.memory.planner.symbolic import ExpressionEvaluator
+from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from test.support import hash_seeds
 from test.support.planner_examples import examples
 

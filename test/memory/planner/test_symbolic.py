@@ -20,17 +20,14 @@ from inductor_ext import exc
 from inductor_ext.memory.planner import interval as problem
 from inductor_ext.memory.planner import solver
 from inductor_ext.memory.planner.interval import Interval
-from inductor_ext.memory.planner.symbolic import (
-    Algebra,
-    Align,
-    ExpressionEvaluator,
-    Replanner,
+from inductor_ext.memory.planner.symbolic import Replanner, runtime_replanner, stacking
+from inductor_ext.memory.planner.symbolic.algebra import Algebra
+from inductor_ext.memory.planner.symbolic.evaluator import Align, ExpressionEvaluator
+from inductor_ext.memory.planner.symbolic.stacking import (
     Stacking,
     choose_stacking,
-    runtime_replanner,
     scaled_samples,
     stack_in_order,
-    stacking,
 )
 from test.support.planner_examples import examples
 

@@ -20,10 +20,8 @@ __all__ = ["EFFORT", "Ordering", "Profile", "find_order", "profile"]
 EFFORT = 450
 """Elementary operations that a search may spend per step of the problem, each below 1 us."""
 
-
 _MAX_MOVED = 256
 """Maximum number of steps that are moved together."""
-
 
 _MAX_CARRIED = 12
 """Number of buffers live across one peak that the search tries to move away, largest first."""

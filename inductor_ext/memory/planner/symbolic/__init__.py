@@ -23,35 +23,6 @@ Generated code imports `Replanner` from this package.
 
 from __future__ import annotations
 
-from inductor_ext.memory.planner.symbolic.algebra import (
-    Algebra,
-    MakeAlign,
-    MakeMax,
-    make_align,
-    make_max,
-)
-from inductor_ext.memory.planner.symbolic.evaluator import Align, ExpressionEvaluator
 from inductor_ext.memory.planner.symbolic.runtime_replanner import Replanner
-from inductor_ext.memory.planner.symbolic.stacking import (
-    Choice,
-    Stacking,
-    choose_stacking,
-    scaled_samples,
-    stack_in_order,
-)
 
-__all__ = [
-    "Algebra",
-    "Align",
-    "Choice",
-    "ExpressionEvaluator",
-    "MakeAlign",
-    "MakeMax",
-    "Replanner",
-    "Stacking",
-    "choose_stacking",
-    "make_align",
-    "make_max",
-    "scaled_samples",
-    "stack_in_order",
-]
+__all__ = ["Replanner"]

@@ -18,7 +18,6 @@ __all__ = ["Algebra", "MakeAlign", "MakeMax", "make_align", "make_max"]
 MakeMax = Callable[[Sequence[sympy.Expr]], sympy.Expr]
 """Builds the maximum of two or more expressions."""
 
-
 MakeAlign = Callable[[sympy.Expr, int], sympy.Expr]
 """Builds an expression in bytes, rounded up to a multiple of a power of two."""
 

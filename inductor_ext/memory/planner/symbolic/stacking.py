@@ -117,10 +117,8 @@ def stack_in_order(lifetimes: Sequence[tuple[int, int]], order: Sequence[int]) -
 _SCALES = (Fraction(1), Fraction(1, 4), Fraction(4))
 """Scalings of the hints at which an order is evaluated: of all hints together and of each alone."""
 
-
 _JOINT_SCALES = (Fraction(1, 10), Fraction(16))
 """Further scalings, of all hints together only."""
-
 
 _MAX_SCALED_ALONE = 6
 """Number of symbols that are scaled alone, those first that most buffers depend on. With the joint
@@ -265,19 +263,15 @@ class _OrderSearch:
 _MAX_SOLVED = 9
 """Maximum number of samples at which the solver is called."""
 
-
 _MAX_SOLVED_BUFFERS = 2000
 """Maximum number of buffers the solver gets at all samples together, not counting the first three
 samples: large problems are solved at these only."""
 
-
 _GOOD_RATIO = 1.005
 """Worst ratio at which the search ends, if the ratio at the hint is 1."""
 
-
 _MAX_FITS = 200
 """Maximum number of first fits at all samples at once."""
-
 
 _MAX_FIT_WORK = 1_000_000
 """Maximum cost of them together, in buffers squared: about half a second."""
