@@ -43,13 +43,13 @@ def _check_operation(problem: GemmProblem, config: GemmConfig, device: Device) -
     """The template supports the operation, its prologue and its fused weights."""
     template = TEMPLATES[config.template]
     if problem.operation not in template.operations:
-        return f"{config.template} does not cover {problem.operation}"
+        return f"{config.template} does not support {problem.operation}"
     if problem.norm is not None and problem.norm.kind not in template.norms:
         return f"{config.template} has no prologue to {_prologue_words(problem)}"
     if len(problem.parts) > 1 and not template.parts:
-        return f"{config.template} takes one factor b, and there are {len(problem.parts)}"
+        return f"{config.template} takes one weight, not {len(problem.parts)} fused ones"
     if len(problem.parts) > 1 and problem.operation in BATCHED:
-        return f"the matrices of a batch have one factor b each, and not {len(problem.parts)}"
+        return f"a batched matmul takes one weight per matrix, not {len(problem.parts)}"
     return None
 
 
@@ -86,7 +86,7 @@ def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     a, b = problem.a.dtype, problem.b.dtype
     if problem.operation == "mixed":
         if a not in HALF or b not in ("int8", "uint8", "int4", "uint4", *FP8):
-            return f"{b} is not dequantised to {a}"
+            return f"{b} is not dequantized to {a}"
         if b in FP8 and device.capability < (8, 9):
             return f"{device.name} does not convert {b}"
         return None
@@ -99,7 +99,7 @@ def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     else:
         ok = (a == b or (a == "float32" and problem.multiplied == b)) and b in HALF | {"float32"}
     if not ok:
-        return f"{problem.operation} of {a} and {b} is not covered"
+        return f"{problem.operation} of {a} and {b} is not supported"
     arithmetic = problem.arithmetic
     if not device.throughput(arithmetic):
         return f"{device.name} has no tensor cores for {arithmetic}"
@@ -113,20 +113,17 @@ def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     """The template supports the options that the configuration sets."""
     template = TEMPLATES[config.template]
     if config.warp_specialize != (config.template == "persistent_tma_ws"):
-        return "persistent_tma_ws is warp-specialised, and no other template is"
+        return "only persistent_tma_ws is warp-specialized"
     if config.tma != (template.tma == "always") and template.tma != "optional":
         return f"{config.template} {template.tma} loads by TMA"
     if config.tma and problem.prologue is not None:
-        return (
-            "TMA loads into shared memory, with nothing on the way to "
-            f"{_prologue_words(problem)} it"
-        )
+        return f"a kernel that loads by TMA has no prologue to {_prologue_words(problem)}"
     if config.flatten and not template.flatten:
-        return f"{config.template} does not make one loop of those over tiles and along K"
+        return f"{config.template} does not flatten the loops over tiles and K"
     if config.swap and not template.swap:
-        return f"{config.template} does not exchange its operands"
+        return f"{config.template} does not swap its operands"
     if config.pdl and not template.pdl:
-        return f"{config.template} cannot be launched as a dependent kernel"
+        return f"{config.template} does not support programmatic dependent launch"
     return None
 
 
@@ -138,7 +135,7 @@ def _check_warp_specialization(
     does not have; otherwise it silently compiles the kernel without warp specialization.
     """
     if config.warps != 4:
-        return f"warps are specialised only with 4 warps, and there are {config.warps}"
+        return f"warp specialization needs 4 warps, not {config.warps}"
     return None
 
 
@@ -158,10 +155,10 @@ def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> s
         # A stationary kernel loops over strips along N, so its block_n is any multiple of the
         # strip.
         if value & (value - 1) and not (stationary and name == "block_n"):
-            return f"{name} is {value}, which is no power of two"
+            return f"{name} is {value}, not a power of two"
     for name, most in _MOST.items():
         if getattr(config, name) > most:
-            return f"{name} is {getattr(config, name)}, and more than {most}"
+            return f"{name} is {getattr(config, name)}, which is more than {most}"
     return None
 
 
@@ -236,7 +233,7 @@ def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -
         most //= 2
     if gathered and needed + gathered > MOST_GATHERED:
         return (
-            f"a thread has {needed} sums and loads {gathered} elements one by one; "
+            f"a thread has {needed} accumulators and loads {gathered} elements one by one; "
             f"beyond {MOST_GATHERED} spills"
         )
     if needed > most:
@@ -265,19 +262,19 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
     """Every split has work, and the reduction order is fixed if results must be deterministic."""
     template = TEMPLATES[config.template]
     if config.one_launch and not template.fused_reduction:
-        return f"{config.template} adds up no splits"
+        return f"{config.template} does not reduce splits"
     if config.split_k == 1:
-        return "there are no splits to add up" if config.one_launch else None
+        return "there are no splits to reduce" if config.one_launch else None
     if not template.split_k:
         return f"{config.template} does not split K"
     if not problem.allows_split_k:
         return _NO_SPLIT_K
     if problem.epilogue.gated and not template.stationary:
-        return "parts gate each other when their sums are complete, and no split has them"
+        return "the gate needs complete accumulators, which no split has"
     if problem.norm is not None and problem.norm.kind == "rms":
-        return "the squares of rows are complete with their products, and no split has them"
+        return "the norm needs the sum of squares of a row, which no split has"
     if problem.deterministic and template.atomics:
-        return "splits are added up by atomics, in any order, and results must be deterministic"
+        return "splits are accumulated by atomics in any order, but results must be deterministic"
     steps = ceiling(problem.k, config.block_k)
     if (config.split_k - 1) * ceiling(steps, config.split_k) >= steps:
         return f"{config.split_k} splits of {steps} steps along K leave one without work"
@@ -292,11 +289,11 @@ def _check_tma_store(problem: GemmProblem, config: GemmConfig, device: Device) -
     if not TEMPLATES[config.template].tma_store:
         return f"{config.template} does not store by TMA"
     if problem.columns * DTYPE_BITS[problem.kernel_stores] % 128:
-        return f"rows of {problem.columns} {problem.kernel_stores} are no multiple of 16 bytes"
+        return f"rows of {problem.columns} {problem.kernel_stores} are not a multiple of 16 bytes"
     if problem.parts and not problem.epilogue.gated:
-        return "a tile of one factor would be stored into the next one's columns"
+        return "a tile of one fused weight would overlap the columns of the next one"
     if config.swap:
-        return "tiles of exchanged operands are transposed"
+        return "tiles of swapped operands are transposed"
     return None
 
 
@@ -306,13 +303,13 @@ def _check_stream_k(problem: GemmProblem, config: GemmConfig, device: Device) ->
     if not config.stream_k:
         return None
     if not TEMPLATES[config.template].stream_k:
-        return f"{config.template} has no tiles that CTAs share"
+        return f"{config.template} does not support stream-K"
     if not problem.allows_split_k:
         return _NO_SPLIT_K
     if config.flatten:
-        return "a loop over tiles that goes on along K has whole tiles"
+        return "a flattened loop processes whole tiles"
     if problem.epilogue.gated:
-        return "parts gate each other when their sums are complete, and two CTAs have them"
+        return "the gate needs complete accumulators, which two CTAs share"
     return None
 
 
@@ -357,7 +354,7 @@ def _check_normalization(problem: GemmProblem, config: GemmConfig, device: Devic
     if problem.norm is None or problem.norm.kind != "rms":
         return None
     if problem.norm.vectors and problem.a.dtype == "float16" and config.template != "gemv":
-        return "a's elements times the norm's weight may be beyond float16"
+        return "a's elements times the norm's weight may overflow float16"
     if config.block_m > 64:
         return (
             f"block_m is {config.block_m}, and squares of more than 64 rows need too many registers"
@@ -386,17 +383,17 @@ def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -
     if dequant is None:
         return None
     if config.template == "gemv" and problem.b.dtype == "uint8":
-        return "gemv subtracts nothing from b"
+        return "gemv does not subtract a zero point from b"
     packed = DTYPE_BITS[problem.b.dtype] == 4
     if packed or dequant.scales == "group" or dequant.zero_points:
         if config.template == "gemv":
-            return "gemv has scales of tensors and columns only, and no 4-bit pairs"
+            return "gemv supports per-tensor and per-column scales only, and no 4-bit weights"
         if config.swap:
-            return "groups and 4-bit pairs along K are not read with operands exchanged"
+            return "group scales and 4-bit weights are not supported with swapped operands"
     if packed and (problem.k % 2 or problem.a.layout != "row" or problem.a.alignment < 2):
-        return "a's rows are not words of two elements"
+        return "rows of a are not whole words of two elements"
     if dequant.scales == "none" and dequant.zero_points:
-        return "zero points have the groups of scales"
+        return "zero points without scales are not supported"
     return None
 
 
@@ -407,15 +404,15 @@ def _check_reductions(problem: GemmProblem, config: GemmConfig, device: Device) 
         return None
     template = TEMPLATES[config.template]
     if problem.epilogue.reductions > 1:
-        return "the largest elements of rows are the only reduction"
+        return "the row amax is the only supported reduction"
     if not template.row_maxima:
         return f"{config.template} does not reduce rows of its output"
     if problem.operation in BATCHED:
-        return "rows of a batch are not reduced"
+        return "reductions over the rows of a batch are not supported"
     if problem.parts and not problem.epilogue.gated:
-        return "a row is of one output, and there are several"
+        return "reductions are supported for a single output only"
     if config.split_k > 1 and not config.one_launch:
-        return "splits are added up behind the kernel, which has no element of a row before"
+        return "splits are reduced after the kernel, which therefore has no complete rows"
     return None
 
 
@@ -433,11 +430,11 @@ def _check_realign(problem: GemmProblem, config: GemmConfig, device: Device) -> 
     if config.realign is None:
         return None
     if problem.operation not in ("mm", "addmm", "bmm", "baddbmm"):
-        return f"factors of {problem.operation} are not copied"
+        return f"operands of {problem.operation} are not copied"
     if problem.prologue is not None or problem.parts:
-        return "several factors, or one with something on the way, are not copied"
+        return "operands of a matmul with several weights or a prologue are not copied"
     if problem.realigned == problem:
-        return "both factors are aligned"
+        return "both operands are aligned"
     return None
 
 

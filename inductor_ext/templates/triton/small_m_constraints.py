@@ -27,11 +27,11 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
     """
     dequant = problem.dequant
     if dequant is not None and (dequant.scales == "group" or dequant.zero_points):
-        return "gemv takes one scale for a column or for all, and no zero points"
+        return "gemv supports per-tensor and per-column scales only, and no zero points"
     if DTYPE_BITS[problem.b.dtype] < 8:
         return f"gemv does not unpack {problem.b.dtype}"
     if problem.rows > 8:
-        return f"gemv takes up to 8 rows, and there are {problem.rows}"
+        return f"gemv supports M up to 8, and M is {problem.rows}"
     if config.block_m < problem.rows:
         return f"gemv takes all {problem.rows} rows in one tile, and block_m is {config.block_m}"
     a, b = DTYPE_BITS[problem.a.dtype], DTYPE_BITS[problem.b.dtype]
@@ -54,16 +54,16 @@ def _check_words(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     if b.dtype not in ("int8", "uint8", "int4", "uint4"):
         return f"{config.template} loads integers, and b is {b.dtype}"
     if a.layout != "row" or b.layout != "column" or min(a.vector_bytes, b.vector_bytes) < 16:
-        return "rows of a or columns of b are not read by 16 bytes"
+        return "rows of a or columns of b are not contiguous and 16-byte aligned"
     if problem.k % (config.block_k * config.split_k):
         return f"K of {problem.k} is no whole number of steps of {config.block_k} for every split"
     if dequant is None:
         return None
     if dequant.zero_points:
-        return f"{config.template} subtracts only what is the same for all of b"
+        return f"{config.template} supports only one zero point for all of b"
     chunk = 8 * CHUNK_BYTES // DTYPE_BITS[b.dtype]
     if dequant.group and dequant.group % chunk:
-        return f"groups of {dequant.group} that share a scale end within a load"
+        return f"a scale group of {dequant.group} ends within a load"
     return None
 
 
@@ -103,12 +103,12 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
     products = 2 if problem.epilogue.gated else 1
     columns = STRIP * products
     if config.block_n % columns:
-        return f"block_n is {config.block_n}, and no multiple of the {columns} columns of strips"
+        return f"block_n is {config.block_n}, not a multiple of the {columns} columns of strips"
     width = next_power_of_two(config.block_n // products) * products
     if config.block_m * width > MOST_SUMS * config.threads:
         return (
-            f"sums of {config.block_m} rows by {width} columns are more than {MOST_SUMS} for each "
-            f"of {config.threads} threads"
+            f"accumulators of {config.block_m} rows by {width} columns are more than {MOST_SUMS} "
+            f"for each of {config.threads} threads"
         )
     registers = config.block_m * config.block_k // (2 * config.threads)
     if config.chunks(problem) < 1 or registers > MOST_STATIONARY:
@@ -119,6 +119,6 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
     if not config.one_launch or problem.k != config.block_k * config.split_k:
         return (
             f"K of {problem.k} is not {config.split_k} steps of {config.block_k}, two or more, "
-            "that are added up in the same launch"
+            "that are reduced in the same launch"
         )
     return None
