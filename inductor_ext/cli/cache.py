@@ -53,18 +53,18 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(report))
         return 0
     if arguments.action == "clear":
-        print(f"removed      {_entries(removed)}")
+        print(f"removed      {_format_usage(removed)}")
     print(f"folder       {store.folder}")
-    print(f"contents     {_entries(usage)}, of at most {_mib(limit)}")
+    print(f"contents     {_format_usage(usage)}, of at most {_format_mib(limit)}")
     if not values.artifact_cache:
         print(f"disabled by  {settings.environment_variable('artifact_cache')}")
     return 0
 
 
-def _entries(usage: Usage) -> str:
+def _format_usage(usage: Usage) -> str:
     noun = "artifact" if usage.entries == 1 else "artifacts"
-    return f"{usage.entries} {noun}, {_mib(usage.bytes)}"
+    return f"{usage.entries} {noun}, {_format_mib(usage.bytes)}"
 
 
-def _mib(size: int) -> str:
+def _format_mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"

@@ -50,7 +50,7 @@ _STEPS = ("bias", "residual", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "t
 """The steps that `--epilogue` may combine."""
 
 
-def _steps() -> dict[str, Callable[..., Any]]:
+def _step_functions() -> dict[str, Callable[..., Any]]:
     """Return every step as a function of the GEMM's result, a bias and a residual."""
     import torch
     from torch.nn import functional
@@ -99,7 +99,7 @@ def _add_build_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arch",
         metavar="ARCH",
-        type=_capability,
+        type=_parse_capability,
         help="architecture such as sm_90a (default: that of --device)",
     )
     parser.add_argument(
@@ -128,14 +128,14 @@ def _add_build_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"sizes for which kernels are ranked (default: {_GEMMS})",
     )
     parser.add_argument(
-        "--kernels", type=_from_one, default=2, help="maximum number per GEMM (default: 2)"
+        "--kernels", type=_parse_positive, default=2, help="maximum number per GEMM (default: 2)"
     )
     parser.add_argument(
         "--tuned",
         action="store_true",
         help="build the kernels selected in the tuning results instead",
     )
-    parser.add_argument("--jobs", type=_from_one, help="maximum number of concurrent builds")
+    parser.add_argument("--jobs", type=_parse_positive, help="maximum number of concurrent builds")
     parser.add_argument("--dry-run", action="store_true", help="only list the kernels")
 
 
@@ -156,24 +156,26 @@ def run(arguments: argparse.Namespace) -> int:
         return _show(store, arguments.json)
     if arguments.action == "clean":
         return _clean(store, arguments.max_bytes)
-    sources = _tuned(values, arguments.arch) if arguments.tuned else _ranked(arguments)
+    sources = (
+        _read_tuned_kernels(values, arguments.arch) if arguments.tuned else _rank_kernels(arguments)
+    )
     return _build(sources, store, arguments)
 
 
 # --- which kernels ------------------------------------------------------------------------------
 
 
-def _bad(name: str, value: str, allowed: str) -> exc.BadArgumentError:
+def _argument_error(name: str, value: str, allowed: str) -> exc.BadArgumentError:
     return exc.BadArgumentError(name=f"--{name}", actual=repr(value), allowed=allowed)
 
 
-def _from_one(text: str) -> int:
+def _parse_positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10 and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return int(text)
 
 
-def _capability(text: str) -> tuple[int, int]:
+def _parse_capability(text: str) -> tuple[int, int]:
     """Parse the compute capability of an architecture such as sm_90a."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)(\d)[af]?", text)
     if match is None:
@@ -181,7 +183,7 @@ def _capability(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _device(arguments: argparse.Namespace) -> Device:
+def _select_device(arguments: argparse.Namespace) -> Device:
     """Return the device to rank kernels for."""
     name, capability = arguments.device, arguments.arch
     matches = [
@@ -204,58 +206,58 @@ def _device(arguments: argparse.Namespace) -> Device:
     if not matches and name is None:
         capabilities = sorted({device.capability for device in KNOWN})
         allowed = ", ".join(f"sm_{major}{minor}" for major, minor in capabilities)
-        raise _bad("arch", "sm_{}{}".format(*capability), f"one of {allowed}")
+        raise _argument_error("arch", "sm_{}{}".format(*capability), f"one of {allowed}")
     if not matches:
         names = [entry.name for entry in KNOWN if capability in (None, entry.capability)]
-        raise _bad("device", name, f"part of one of {', '.join(names)}")
+        raise _argument_error("device", name, f"part of one of {', '.join(names)}")
     return matches[0]
 
 
-def _several(name: str, text: str, allowed: Mapping[str, Any] | tuple[str, ...]) -> list[str]:
+def _split_list(name: str, text: str, allowed: Mapping[str, Any] | tuple[str, ...]) -> list[str]:
     words = [part.strip() for part in text.split(",")]
     for word in words:
         if word not in allowed:
-            raise _bad(name, word, f"some of {', '.join(allowed)}")
+            raise _argument_error(name, word, f"some of {', '.join(allowed)}")
     return words
 
 
-def _sizes(text: str) -> list[tuple[int, int, int]]:
+def _parse_sizes(text: str) -> list[tuple[int, int, int]]:
     result = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)x(\d+)x(\d+)\s*", part)
         sizes = tuple(map(int, match.groups())) if match else ()
         if not sizes or min(sizes) < 1:
-            raise _bad("gemm", part, "sizes MxNxK, such as 4096x4096x1024")
+            raise _argument_error("gemm", part, "sizes MxNxK, such as 4096x4096x1024")
         result.append((sizes[0], sizes[1], sizes[2]))
     return result
 
 
-def _ranked(arguments: argparse.Namespace) -> dict[Source, str]:
+def _rank_kernels(arguments: argparse.Namespace) -> dict[Source, str]:
     """Return the kernels that rank first, mapped to a description of the GEMM they are for."""
     from inductor_ext.autotune.cutlass_options import Options
     from inductor_ext.templates import kernels as families
 
-    device = _device(arguments)
+    device = _select_device(arguments)
     options = Options(limit=arguments.kernels)
-    dtypes = _several("dtype", arguments.dtype, _DTYPES)
-    layouts = _several("layout", arguments.layout, _LAYOUTS)
-    sizes = _sizes(arguments.gemm)
+    dtypes = _split_list("dtype", arguments.dtype, _DTYPES)
+    layouts = _split_list("layout", arguments.layout, _LAYOUTS)
+    sizes = _parse_sizes(arguments.gemm)
     epilogues = [part.strip() for part in arguments.epilogue.split(",")]
     for epilogue in epilogues:
         if epilogue != "none" and not set(epilogue.split("+")) <= set(_STEPS):
-            raise _bad("epilogue", epilogue, f"none, or {', '.join(_STEPS)} joined by +")
+            raise _argument_error("epilogue", epilogue, f"none, or {', '.join(_STEPS)} joined by +")
     sources: dict[Source, str] = {}
     for dtype in dtypes:
         for layout in layouts:
             for epilogue in epilogues:
-                for problem in _problems(dtype, layout, epilogue, sizes):
+                for problem in _trace_problems(dtype, layout, epilogue, sizes):
                     for config, _ in options.rank(problem, device):
                         source = families.source_of(problem, config)
                         sources.setdefault(source, f"{dtype} {layout} {epilogue}")
     return sources
 
 
-def _problems(
+def _trace_problems(
     dtype: str, layout: str, epilogue: str, sizes: list[tuple[int, int, int]]
 ) -> Iterator[GemmProblem]:
     """Yield GEMM problems traced as in a model's graph, so that epilogues match compiles."""
@@ -269,7 +271,7 @@ def _problems(
     kind = getattr(torch, _DTYPES[dtype])
     stored = torch.int32 if dtype == "int8" else torch.bfloat16 if dtype == "fp8" else kind
     steps = [] if epilogue == "none" else epilogue.split("+")
-    functions = _steps()
+    functions = _step_functions()
 
     def function(a: Any, b: Any, bias: Any, residual: Any, rows: Any, columns: Any) -> Any:
         left = list(steps)
@@ -288,14 +290,14 @@ def _problems(
 
     for m, n, k in sizes:
         # Fake tensors need neither a GPU nor memory.
-        with FakeTensorMode(), _tf32(dtype == "tf32"):
+        with FakeTensorMode(), _allow_tf32(dtype == "tf32"):
             tensors = [
-                _tensor((m, k), kind, layout[0]),
-                _tensor((k, n), kind, layout[1]),
-                _tensor((n,), stored),
-                _tensor((m, n), stored),
-                _tensor((m, 1), torch.float32),
-                _tensor((1, n), torch.float32),
+                _make_tensor((m, k), kind, layout[0]),
+                _make_tensor((k, n), kind, layout[1]),
+                _make_tensor((n,), stored),
+                _make_tensor((m, n), stored),
+                _make_tensor((m, 1), torch.float32),
+                _make_tensor((1, n), torch.float32),
             ]
             graph = make_fx(function, select_decomp_table())(*tensors).graph
             graph.eliminate_dead_code()
@@ -307,7 +309,7 @@ def _problems(
                 yield match.kernel_problem(problem)
 
 
-def _tensor(shape: tuple[int, ...], dtype: Any, layout: str = "r") -> Any:
+def _make_tensor(shape: tuple[int, ...], dtype: Any, layout: str = "r") -> Any:
     import torch
 
     strides = (1, shape[0]) if layout == "c" else (*shape[1:], 1)
@@ -315,7 +317,7 @@ def _tensor(shape: tuple[int, ...], dtype: Any, layout: str = "r") -> Any:
 
 
 @contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
+def _allow_tf32(allowed: bool) -> Iterator[None]:
     import torch
 
     before = torch.backends.cuda.matmul.allow_tf32
@@ -326,7 +328,9 @@ def _tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _tuned(values: settings.Settings, capability: tuple[int, int] | None) -> dict[Source, str]:
+def _read_tuned_kernels(
+    values: settings.Settings, capability: tuple[int, int] | None
+) -> dict[Source, str]:
     """Return the kernels that stored decisions name; for one compute capability if given."""
     from inductor_ext.autotune import results_db as stores
     from inductor_ext.storage.paths import tuning_folder
@@ -360,9 +364,9 @@ def _build(
     if arguments.dry_run:
         for key, built in there.items():
             print(f"{'built' if built else 'to do'}  {key.name}  ({sources[key]})")
-        print(f"{_count(len(missing))} of {len(there)} to be built, into {store.folder}")
+        print(f"{_format_count(len(missing))} of {len(there)} to be built, into {store.folder}")
         return 0
-    print(f"{_count(len(missing))} to build, {len(there) - len(missing)} built before")
+    print(f"{_format_count(len(missing))} to build, {len(there) - len(missing)} built before")
     failed = 0
     if missing:
         toolchain = nvcc_build.Toolchain.find()
@@ -393,7 +397,7 @@ def _build(
     return 1 if failed else 0
 
 
-def _count(kernels: int) -> str:
+def _format_count(kernels: int) -> str:
     return f"{kernels} {'kernel' if kernels == 1 else 'kernels'}"
 
 
@@ -416,7 +420,8 @@ def _show(store: ArtifactStore, as_json: bool) -> int:
             f"nvcc {row['nvcc']}, CUTLASS {row['cutlass']}  {row['name']}"
         )
     used, limit = (size / 2**20 for size in (store.usage().bytes, store.max_bytes))
-    print(f"{_count(len(rows))}, {used:,.1f} of at most {limit:,.1f} MiB, folder {store.folder}")
+    count = _format_count(len(rows))
+    print(f"{count}, {used:,.1f} of at most {limit:,.1f} MiB, folder {store.folder}")
     return 0
 
 
@@ -424,7 +429,7 @@ def _clean(store: ArtifactStore, text: str) -> int:
     try:
         limit = 0 if text == "0" else settings.parse_bytes(text)
     except ValueError as error:
-        raise _bad("max-bytes", text, str(error)) from None
+        raise _argument_error("max-bytes", text, str(error)) from None
     removed = store.collect(limit)
     usage = store.usage()
     print(

@@ -36,11 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(changes, indent=2))
     else:
         for change in changes:
-            print(_line(change))
+            print(_format_change(change))
     return 1 if changes else 0
 
 
-def _line(change: dict[str, Any]) -> str:
+def _format_change(change: dict[str, Any]) -> str:
     if "before" not in change:
         return f"+ {change['place']}: {change['after']!r}"
     if "after" not in change:

@@ -21,7 +21,7 @@ _Row = tuple[str, str]
 """A label and a text."""
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def _wrap(text: str, indent: int) -> list[str]:
     """Wrap `text` at the indent, without breaking words, so that commands can be copied."""
     return textwrap.wrap(
         text,
@@ -33,14 +33,14 @@ def _wrapped(text: str, indent: int) -> list[str]:
     )
 
 
-def _table(rows: list[_Row]) -> list[str]:
+def _format_table(rows: list[_Row]) -> list[str]:
     """Format rows as two columns, the second one wrapped."""
     if not rows:
         return ["  none"]
     column = max(len(label) for label, _ in rows) + 4
     lines = []
     for label, text in rows:
-        first, *rest = _wrapped(text, column) or [""]
+        first, *rest = _wrap(text, column) or [""]
         lines += [f"  {label:<{column - 2}}{first.strip()}", *rest]
     return lines
 
@@ -52,11 +52,11 @@ def _explain_missing(why: str | None, install: str | None) -> list[_Row]:
 def render(report: Report) -> str:
     """Format the report as text of at most 100 columns, except for longer paths and commands."""
     sections = {
-        "Versions": _version_rows(report),
-        "Devices": [_device_row(device) for device in report.devices],
-        "Toolchain": [row for value in report.parts.values() for row in _component_rows(value)],
-        "Features": [_feature_row(report, name) for name in report.features],
-        "Cache folders": [_cache_row(cache) for cache in report.caches],
+        "Versions": _format_versions(report),
+        "Devices": [_format_device(device) for device in report.devices],
+        "Toolchain": [row for value in report.parts.values() for row in _format_component(value)],
+        "Features": [_format_feature(report, name) for name in report.features],
+        "Cache folders": [_format_cache(cache) for cache in report.caches],
         'backend="inductor_ext"': [("entry point", report.backend["target"] or "not registered")],
         "Settings that differ from their defaults": [
             (name, repr(value)) for name, value in report.settings.items()
@@ -65,12 +65,12 @@ def render(report: Report) -> str:
     }
     lines = []
     for title, rows in sections.items():
-        lines += [title, *_table(rows), ""]
+        lines += [title, *_format_table(rows), ""]
     for remark in report.remarks:
-        lines += _wrapped(f"Note: {remark}", 0)
+        lines += _wrap(f"Note: {remark}", 0)
     for problem in report.problems:
-        lines += _wrapped(f"Problem: {problem.what}.", 0)
-        lines += _table(_explain_missing(problem.why, problem.install))
+        lines += _wrap(f"Problem: {problem.what}.", 0)
+        lines += _format_table(_explain_missing(problem.why, problem.install))
     if report.ok:
         lines.append(f"The backend can compile here for: {', '.join(report.compiles_for)}.")
     else:
@@ -78,7 +78,7 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _version_rows(report: Report) -> list[_Row]:
+def _format_versions(report: Report) -> list[_Row]:
     lowest, highest = report.torch["supported"]
     supported = "supported" if report.torch["in_range"] else "NOT supported"
     rows = []
@@ -100,7 +100,7 @@ def _version_rows(report: Report) -> list[_Row]:
     return rows
 
 
-def _device_row(device: Device) -> _Row:
+def _format_device(device: Device) -> _Row:
     facts = [device.name]
     if device.capability is not None:
         label = "compute capability " if device.kind == "cuda" else ""
@@ -110,14 +110,14 @@ def _device_row(device: Device) -> _Row:
     return f"{device.kind}:{device.index}", ", ".join(facts)
 
 
-def _component_rows(component: Component) -> list[_Row]:
+def _format_component(component: Component) -> list[_Row]:
     if component.available:
         facts = (component.version, component.detail, component.path)
         return [(component.title, ", ".join(filter(None, facts)))]
     return [(component.title, "MISSING"), *_explain_missing(component.why, component.install)]
 
 
-def _feature_row(report: Report, name: str) -> _Row:
+def _format_feature(report: Report, name: str) -> _Row:
     feature = report.features[name]
     if feature.available:
         return feature.title, "yes"
@@ -125,7 +125,7 @@ def _feature_row(report: Report, name: str) -> _Row:
     return feature.title, f"no, missing: {missing}"
 
 
-def _cache_row(cache: Cache) -> _Row:
+def _format_cache(cache: Cache) -> _Row:
     facts = [
         human_bytes(cache.size_bytes) if cache.exists else "not created yet",
         "writable" if cache.writable else "NOT writable",

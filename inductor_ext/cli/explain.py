@@ -70,12 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
             report = GemmReport(arguments.script, compiled_gemms())
             print(report.table(candidates=arguments.candidates))
             if not compiles:
-                print(_why_nothing())
+                print(_explain_empty_report())
             if out is not None:
                 _write(out, report.to_json(), "w")
 
 
-def _why_nothing() -> str:
+def _explain_empty_report() -> str:
     if not config.snapshot().enabled:
         return "The extension is disabled: the setting enabled is False."
     return (

@@ -90,7 +90,7 @@ COMMANDS = (
 )
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     width = max(len(command.name) for command in COMMANDS)
     listing = "\n".join(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS)
     parser = argparse.ArgumentParser(
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _versions() -> str:
+def _format_versions() -> str:
     try:
         torch = _compat.torch_version()
     except ImportError:
@@ -127,10 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: after --help, and with code 2 on wrong usage, as raised by argparse.
     """
-    parser = _parser()
+    parser = _make_parser()
     arguments = parser.parse_args(argv)
     if arguments.version:
-        print(_versions())
+        print(_format_versions())
         return 0
     if arguments.command is None:
         parser.print_help()

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program (torch.export.save), which is planned",
     )
     parser.add_argument(
-        "--top", type=_count, default=10, metavar="N", help="rows per table (default: 10)"
+        "--top", type=_parse_count, default=10, metavar="N", help="rows per table (default: 10)"
     )
     parser.add_argument(
         "--graph",
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     count = int(text)
     if count < 0:
         raise argparse.ArgumentTypeError("must not be negative")

@@ -24,14 +24,14 @@ _PATIENCE = 12_000_000
 """Limit on iterations times buffers when increasing them: about 10 to 20 s of CPU time."""
 
 
-def _power_of_two(text: str) -> int:
-    value = _natural(text)
+def _parse_power_of_two(text: str) -> int:
+    value = _parse_natural(text)
     if value < 1 or value & (value - 1):
         raise argparse.ArgumentTypeError(f"{text} is not a power of two")
     return value
 
 
-def _natural(text: str) -> int:
+def _parse_natural(text: str) -> int:
     # isdecimal accepts digits of all scripts, and int limits the number of digits.
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 10^18")
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--align",
-        type=_power_of_two,
+        type=_parse_power_of_two,
         default=1,
         metavar="N",
         help="alignment of every buffer in bytes, a power of two; sizes are rounded up to it "
@@ -55,14 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--iterations",
-        type=_natural,
+        type=_parse_natural,
         metavar="N",
         help="search iterations; the time grows with N and with the number of buffers "
         f"(default: {DEFAULT_ITERATIONS}, increased for up to about 20 s of CPU time while the "
         f"peak is above {_FAR} times the lower bound)",
     )
     parser.add_argument(
-        "--seed", type=_natural, default=0, metavar="N", help="seed of the search (default: 0)"
+        "--seed",
+        type=_parse_natural,
+        default=0,
+        metavar="N",
+        help="seed of the search (default: 0)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(

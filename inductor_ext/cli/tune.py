@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "export":
         entries = [entry for _, entry in _select(store, stores.STORED_SOURCES, arguments)]
         count = write_table(arguments.file, entries)
-        print(f"{arguments.file}: {_count(count)}")
+        print(f"{arguments.file}: {_format_count(count)}")
     elif arguments.action == "import":
         _import(store, arguments.files)
     else:
@@ -101,7 +101,7 @@ def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
     entries = merge_results(entry for file in files for entry in read_table(file))
     counts = store.add(entries)
     summary = (
-        f"{_count(counts.total())}: {counts['new']} new, {counts['updated']} updated, "
+        f"{_format_count(counts.total())}: {counts['new']} new, {counts['updated']} updated, "
         f"{counts['ignored']} ignored (the existing result is as new or newer)"
     )
     missing = len(entries) - counts.total()
@@ -109,7 +109,8 @@ def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
         raise exc.BadTuningFileError(
             file=store.folder,
             where="",
-            why=f"the folder cannot be written: {_count(missing)} were not added. Added: {summary}",
+            why=f"the folder cannot be written: {_format_count(missing)} were not added. "
+            f"Added: {summary}",
             fix="Free disk space or set tuning_cache_dir to another folder, and import again",
         )
     print(summary)
@@ -136,7 +137,7 @@ def _select(
 ) -> Iterator[tuple[stores.Source, TuningResult]]:
     """Yield the entries that pass the filters, in the order of the sources."""
     device = arguments.device
-    exactly = _this_device() if device == "this" else None
+    exactly = _find_this_device() if device == "this" else None
     for source in sources:
         if arguments.source not in (None, source):
             continue
@@ -151,7 +152,7 @@ def _select(
                 yield source, entry
 
 
-def _this_device() -> str:
+def _find_this_device() -> str:
     import torch
 
     if not torch.cuda.is_available():
@@ -166,20 +167,20 @@ def _this_device() -> str:
 def _show(store: stores.TuningDatabase, arguments: argparse.Namespace) -> None:
     results = list(_select(store, stores.SOURCES, arguments))
     if arguments.json:
-        rows = [_row(source, entry) for source, entry in results]
+        rows = [_make_row(source, entry) for source, entry in results]
         print(json.dumps({"folder": str(store.folder), "entries": rows}, indent=2))
         return
     groups: dict[str, list[tuple[stores.Source, TuningResult]]] = {}
     for source, entry in results:
-        groups.setdefault(_environment(entry), []).append((source, entry))
+        groups.setdefault(_format_environment(entry), []).append((source, entry))
     for title in sorted(groups):
         print(title)
         _print_table(groups[title])
         print()
-    print(f"{_count(len(results))}, folder {store.folder}")
+    print(f"{_format_count(len(results))}, folder {store.folder}")
 
 
-def _environment(entry: TuningResult) -> str:
+def _format_environment(entry: TuningResult) -> str:
     there = entry.environment
     major, minor = there.capability
     return (
@@ -191,7 +192,7 @@ def _environment(entry: TuningResult) -> str:
 def _print_table(rows: Iterable[tuple[stores.Source, TuningResult]]) -> None:
     lines = [("GEMM", "chosen", "us", "Inductor us", "speedup", "source", "date")]
     for source, entry in rows:
-        row = _row(source, entry)
+        row = _make_row(source, entry)
         numbers = (row["microseconds"], row["stock_microseconds"], row["ratio"])
         lines.append(
             (
@@ -214,7 +215,7 @@ def _print_table(rows: Iterable[tuple[stores.Source, TuningResult]]) -> None:
         print("  " + "  ".join(cells).rstrip())
 
 
-def _row(source: stores.Source, entry: TuningResult) -> dict[str, Any]:
+def _make_row(source: stores.Source, entry: TuningResult) -> dict[str, Any]:
     decision = entry.decision("table")
     chosen, stock = decision.microseconds(entry.config), decision.microseconds(None)
     when = datetime.datetime.fromtimestamp(entry.measured, datetime.timezone.utc)
@@ -230,5 +231,5 @@ def _row(source: stores.Source, entry: TuningResult) -> dict[str, Any]:
     }
 
 
-def _count(entries: int) -> str:
+def _format_count(entries: int) -> str:
     return f"{entries} {'measurement' if entries == 1 else 'measurements'}"

@@ -86,11 +86,11 @@ def check(folder: str | Path, version: str, hooks: Sequence[Hook] = HOOKS) -> li
     return [
         Misfit(hook, why)
         for hook in hooks
-        if concerns(hook, version) and (why := _misfit(source, hook))
+        if concerns(hook, version) and (why := _find_misfit(source, hook))
     ]
 
 
-def _misfit(source: TorchSource, hook: Hook) -> str:
+def _find_misfit(source: TorchSource, hook: Hook) -> str:
     """Return why a hook does not fit; empty if it does."""
     found = next(filter(None, map(source.find, hook.targets)), None)
     if found is None:
@@ -132,7 +132,7 @@ def replace(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]])
             return
         why = _missing_parameters(hook, tuple(inspect.signature(current).parameters))
         if why:
-            raise _error(hook, why)
+            raise _make_error(hook, why)
         dispatcher = make(current)
         setattr(dispatcher, _MARK, name)
         setattr(owner, attribute, dispatcher)
@@ -147,7 +147,7 @@ def _resolve(hook: Hook) -> tuple[Any, str, Callable[..., Any]]:
     """Return the object that holds the target, the target's attribute name, and the target."""
     located = _located(hook)
     if located is None:
-        raise _error(hook, f"{' or '.join(hook.targets)} does not exist")
+        raise _make_error(hook, f"{' or '.join(hook.targets)} does not exist")
     owner, attribute = located
     return owner, attribute, getattr(owner, attribute)
 
@@ -170,7 +170,7 @@ def _import(path: str) -> Any:
         return getattr(importlib.import_module(module), name, None) if module else None
 
 
-def _error(hook: Hook, why: str) -> exc.HookError:
+def _make_error(hook: Hook, why: str) -> exc.HookError:
     return exc.HookError(hook=hook.name, why=why, torch=_compat.torch_version())
 
 
@@ -202,13 +202,13 @@ def render_table() -> str:
                 targets = " or ".join(f"`{target}`" for target in hook.targets)
                 issue = f" (pytorch {hook.upstream})" if hook.upstream else ""
                 lines.append(
-                    f"| {targets} | `{hook.owner}` | {_releases(hook)} | {hook.why}{issue} |"
+                    f"| {targets} | `{hook.owner}` | {_format_releases(hook)} | {hook.why}{issue} |"
                 )
         lines.append("")
     return "\n".join(lines)
 
 
-def _releases(hook: Hook) -> str:
+def _format_releases(hook: Hook) -> str:
     since, until = hook.since or _compat.SUPPORTED[0], hook.until
     return f"{since} until {until}" if until else f"from {since}"
 

@@ -146,18 +146,18 @@ def examine() -> Report:
     """Inspect this machine and this Python, and return the report."""
     parts = components.probe_all()
     features = {feature.name: feature for feature in components.features()}
-    values, problems = _settings(torch_available=parts["torch"].available)
-    torch = _torch(parts["torch"])
-    caches, cache_problems = _caches(parts["torch"])
-    backend = _backend()
-    hooks = _hooks(parts["torch"])
+    values, problems = _read_settings(torch_available=parts["torch"].available)
+    torch = _describe_torch(parts["torch"])
+    caches, cache_problems = _find_caches(parts["torch"])
+    backend = _find_backend()
+    hooks = _check_hooks(parts["torch"])
 
     problems += cache_problems
-    problems += _version_problems(torch, values)
-    problems += _hook_problems(hooks)
-    problems += _registration_problems(backend)
-    problems += [problem for cache in caches for problem in _cache_problems(cache)]
-    problems += _compiler_problems(features)
+    problems += _find_version_problems(torch, values)
+    problems += _find_hook_problems(hooks)
+    problems += _find_registration_problems(backend)
+    problems += [problem for cache in caches for problem in _find_cache_problems(cache)]
+    problems += _find_compiler_problems(features)
     compiles_for = tuple(
         feature.compiles_for
         for feature in features.values()
@@ -168,30 +168,30 @@ def examine() -> Report:
         ok=bool(compiles_for),
         compiles_for=compiles_for,
         problems=tuple(problems),
-        remarks=tuple(_remarks(parts, values, caches)),
+        remarks=tuple(_collect_remarks(parts, values, caches)),
         python={
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),
             "executable": sys.executable,
         },
-        platform=_platform(),
+        platform=_describe_platform(),
         versions={
-            **{name: _version(name) for name in _DISTRIBUTIONS},
+            **{name: _find_version(name) for name in _DISTRIBUTIONS},
             "torch": torch["version"],  # unlike the distribution's version, includes the build
         },
         torch=torch,
         hooks=hooks,
-        devices=tuple(_devices(torch_available=parts["torch"].available)),
+        devices=tuple(_list_devices(torch_available=parts["torch"].available)),
         parts=parts,
         features=features,
         caches=tuple(caches),
         backend=backend,
         settings=values.non_default(),
-        environment=_environment(),
+        environment=_read_environment(),
     )
 
 
-def _platform() -> dict[str, str]:
+def _describe_platform() -> dict[str, str]:
     return {
         "system": platform.system(),
         "release": platform.release(),
@@ -200,7 +200,7 @@ def _platform() -> dict[str, str]:
     }
 
 
-def _environment() -> dict[str, str]:
+def _read_environment() -> dict[str, str]:
     """Return the relevant environment variables that are set."""
     return {
         name: value
@@ -209,7 +209,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _compiler_problems(features: dict[str, Feature]) -> list[Problem]:
+def _find_compiler_problems(features: dict[str, Feature]) -> list[Problem]:
     """Return one problem per kind of device, if none of them can be compiled for."""
     compilers = [feature for feature in features.values() if feature.compiles_for]
     if any(feature.available for feature in compilers):
@@ -224,14 +224,14 @@ def _compiler_problems(features: dict[str, Feature]) -> list[Problem]:
     ]
 
 
-def _version(distribution: str) -> str | None:
+def _find_version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _torch(part: Component) -> dict[str, Any]:
+def _describe_torch(part: Component) -> dict[str, Any]:
     cuda = None
     if part.available:
         import torch
@@ -245,7 +245,7 @@ def _torch(part: Component) -> dict[str, Any]:
     }
 
 
-def _hooks(part: Component) -> dict[str, Any]:
+def _check_hooks(part: Component) -> dict[str, Any]:
     """Check the declared hooks against the installed torch."""
     if not part.available or part.path is None or part.version is None:
         return {"checked": 0, "fit": 0, "misfits": []}
@@ -262,7 +262,7 @@ def _hooks(part: Component) -> dict[str, Any]:
     }
 
 
-def _hook_problems(hooks: dict[str, Any]) -> list[Problem]:
+def _find_hook_problems(hooks: dict[str, Any]) -> list[Problem]:
     return [
         Problem(
             what=f"hook {misfit['hook']} is not compatible with the installed torch",
@@ -273,7 +273,7 @@ def _hook_problems(hooks: dict[str, Any]) -> list[Problem]:
     ]
 
 
-def _version_problems(torch: dict[str, Any], values: settings.Settings) -> list[Problem]:
+def _find_version_problems(torch: dict[str, Any], values: settings.Settings) -> list[Problem]:
     """Return at most one problem: torch is unsupported. A missing torch is reported elsewhere."""
     if torch["version"] is None or torch["in_range"] or values.allow_unsupported_torch:
         return []
@@ -288,7 +288,7 @@ def _version_problems(torch: dict[str, Any], values: settings.Settings) -> list[
     ]
 
 
-def _settings(*, torch_available: bool) -> tuple[settings.Settings, list[Problem]]:
+def _read_settings(*, torch_available: bool) -> tuple[settings.Settings, list[Problem]]:
     """Return this process's settings; if they cannot be read, the defaults and a problem."""
     try:
         if torch_available:
@@ -305,7 +305,7 @@ def _settings(*, torch_available: bool) -> tuple[settings.Settings, list[Problem
         return settings.Settings(), [problem]
 
 
-def _backend() -> dict[str, Any]:
+def _find_backend() -> dict[str, Any]:
     """Return the entry points registered for `torch.compile(..., backend="inductor_ext")`."""
     # If several distributions register the same name, it is undefined which one torch uses.
     entries = metadata.entry_points(group="torch_dynamo_backends", name="inductor_ext")
@@ -313,7 +313,7 @@ def _backend() -> dict[str, Any]:
     return {"registered": bool(targets), "target": ", ".join(targets) or None}
 
 
-def _registration_problems(backend: dict[str, Any]) -> list[Problem]:
+def _find_registration_problems(backend: dict[str, Any]) -> list[Problem]:
     if not backend["registered"]:
         why = "no installed distribution registers this backend name as an entry point"
     elif backend["target"].partition(":")[0] != "inductor_ext.backend":
@@ -329,7 +329,7 @@ def _registration_problems(backend: dict[str, Any]) -> list[Problem]:
     ]
 
 
-def _devices(*, torch_available: bool) -> list[Device]:
+def _list_devices(*, torch_available: bool) -> list[Device]:
     capability = None
     if torch_available:
         import torch
@@ -338,9 +338,9 @@ def _devices(*, torch_available: bool) -> list[Device]:
     cpu = Device(
         kind="cpu",
         index=0,
-        name=f"{_cpu_name()}, {os.cpu_count()} logical cores",
+        name=f"{_find_cpu_name()}, {os.cpu_count()} logical cores",
         capability=capability,
-        memory_bytes=_memory_bytes(),
+        memory_bytes=_query_memory_bytes(),
     )
     return [
         cpu,
@@ -357,7 +357,7 @@ def _devices(*, torch_available: bool) -> list[Device]:
     ]
 
 
-def _cpu_name() -> str:
+def _find_cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -369,18 +369,18 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory_bytes() -> int | None:
+def _query_memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
 
 
-def _caches(torch: Component) -> tuple[list[Cache], list[Problem]]:
+def _find_caches(torch: Component) -> tuple[list[Cache], list[Problem]]:
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if inductor is None and torch.available and torch.path is not None:
         try:
-            inductor = _default_cache(torch.path)
+            inductor = _find_default_cache(torch.path)
         except (ImportError, KeyError, OSError) as error:
             # In a container, the user may have a numeric id without a name, which not every torch
             # supports.
@@ -394,10 +394,10 @@ def _caches(torch: Component) -> tuple[list[Cache], list[Problem]]:
         return [], []
     # Inductor puts Triton's cache into its own folder, unless the user has set another one.
     triton = os.environ.get("TRITON_CACHE_DIR") or os.path.join(inductor, "triton")
-    return [_cache("inductor", inductor), _cache("triton", triton)], []
+    return [_describe_cache("inductor", inductor), _describe_cache("triton", triton)], []
 
 
-def _default_cache(torch_folder: str) -> str:
+def _find_default_cache(torch_folder: str) -> str:
     # Importing torch._inductor would create the folder and set the environment variable that a user
     # may use to choose another one. The module that computes the path can be loaded on its own.
     file = os.path.join(torch_folder, "_inductor", "runtime", "cache_dir_utils.py")
@@ -409,7 +409,7 @@ def _default_cache(torch_folder: str) -> str:
     return str(module.default_cache_dir())
 
 
-def _cache(name: str, path: str) -> Cache:
+def _describe_cache(name: str, path: str) -> Cache:
     path = os.path.abspath(path)
     ancestor = path
     while not os.path.exists(ancestor) and os.path.dirname(ancestor) != ancestor:
@@ -421,12 +421,12 @@ def _cache(name: str, path: str) -> Cache:
         exists=ancestor == path,
         writable=os.path.isdir(ancestor) and os.access(ancestor, os.W_OK | os.X_OK),
         executable=not file_system.f_flag & getattr(os, "ST_NOEXEC", 0),
-        size_bytes=_size_bytes(path) if ancestor == path else 0,
+        size_bytes=_measure_folder(path) if ancestor == path else 0,
         free_bytes=file_system.f_bavail * file_system.f_frsize,
     )
 
 
-def _size_bytes(folder: str) -> int:
+def _measure_folder(folder: str) -> int:
     """Return the size of the regular files under a folder; files deleted meanwhile count as 0."""
     total = 0
     for parent, _, files in os.walk(folder):
@@ -440,7 +440,7 @@ def _size_bytes(folder: str) -> int:
     return total
 
 
-def _cache_problems(cache: Cache) -> list[Problem]:
+def _find_cache_problems(cache: Cache) -> list[Problem]:
     variable = {"inductor": "TORCHINDUCTOR_CACHE_DIR", "triton": "TRITON_CACHE_DIR"}[cache.name]
     if not cache.writable:
         why = "it cannot be written to"
@@ -457,7 +457,7 @@ def _cache_problems(cache: Cache) -> list[Problem]:
     ]
 
 
-def _remarks(
+def _collect_remarks(
     parts: dict[str, Component], values: settings.Settings, caches: list[Cache]
 ) -> list[str]:
     """Return remarks: conditions that do not prevent compiling, but may surprise the user."""

@@ -76,12 +76,12 @@ class GemmReport:
         rows: list[Sequence[str]] = [
             ("", "times", "GEMM", "kernel", "us", "Inductor us", "roofline us", "of roofline")
         ]
-        rows += [_row(number, gemm) for number, gemm in enumerate(self.gemms, 1)]
+        rows += [_format_row(number, gemm) for number, gemm in enumerate(self.gemms, 1)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += ["", _aligned(rows[0], widths)]
+        lines += ["", _align(rows[0], widths)]
         for gemm, row in zip(self.gemms, rows[1:], strict=True):
-            lines.append(_aligned(row, widths))
-            lines += [f"      {line}" for line in _details(gemm, candidates)]
+            lines.append(_align(row, widths))
+            lines += [f"      {line}" for line in _format_details(gemm, candidates)]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class GemmReport:
         return json.dumps({"title": self.title, "gemms": gemms}, indent=1)
 
 
-def _row(number: int, gemm: Gemm) -> Sequence[str]:
+def _format_row(number: int, gemm: Gemm) -> Sequence[str]:
     record = gemm.record
     what = (
         f"{record.operator} {' x '.join(record.operands[:2])}"
@@ -121,7 +121,7 @@ def _row(number: int, gemm: Gemm) -> Sequence[str]:
     )
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
     # Left-align words; right-align numbers, so that their magnitudes line up.
     padded = (
         cell.ljust(width) if index in (2, 3) else cell.rjust(width)
@@ -130,7 +130,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(padded).rstrip()
 
 
-def _details(gemm: Gemm, candidates: bool) -> Iterator[str]:
+def _format_details(gemm: Gemm, candidates: bool) -> Iterator[str]:
     record = gemm.record
     named = [module for module in gemm.modules if module]
     if named:
@@ -193,10 +193,10 @@ def explain(
 
     with listen() as compiled_gemms:
         _compat.compile_apart(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
-    return GemmReport(_name(target), compiled_gemms())
+    return GemmReport(_qualified_name(target), compiled_gemms())
 
 
-def _name(target: Any) -> str:
+def _qualified_name(target: Any) -> str:
     name = getattr(target, "__qualname__", None)
     return name if isinstance(name, str) else type(target).__qualname__
 
@@ -220,12 +220,12 @@ def listen() -> Iterator[Callable[[], tuple[Gemm, ...]]]:
         events.capture(ProductRecord) as records,
         inductor_config.patch({**off, **fusions.hooks()}),
         aot_config.patch(aot_off),
-        _debugging(fusions.hear),
+        _capture_fusion_log(fusions.hear),
     ):
-        yield lambda: _merged(records, fusions)
+        yield lambda: _merge_records(records, fusions)
 
 
-def _merged(records: Sequence[ProductRecord], fusions: _Fusions) -> tuple[Gemm, ...]:
+def _merge_records(records: Sequence[ProductRecord], fusions: _Fusions) -> tuple[Gemm, ...]:
     gemms: dict[Any, Gemm] = {}
     for record in records:
         fused, separate = fusions.of(record)
@@ -280,7 +280,7 @@ class _Fusions:
             nodes = self._others[1](nodes)
         kernel_of = {node.get_name(): kernel for kernel in nodes for node in kernel.get_nodes()}
         for member in (node for kernel in nodes for node in kernel.get_nodes()):
-            for product in _products(member):
+            for product in _find_gemms(member):
                 around = self._around(product, member, kernel_of)
                 self._found[id(node_info.get(product).record)] = around
         return nodes
@@ -296,13 +296,13 @@ class _Fusions:
             kernel_of: maps names of scheduler nodes to the kernels of the graph that contain them.
         """
         record: Any = node_info.get(product).record
-        after = _descendants(product)
+        after = _find_descendants(product)
         kernels = [kernel_of[member.get_name()]]
         separate: dict[str, None] = {}
         for user in (user.node for buffer in member.get_outputs() for user in buffer.users):
             kernel = kernel_of.get(user.get_name())
             # Another GEMM is never part of this one's kernel.
-            if kernel is None or kernel is kernels[0] or next(_products(user), None) is not None:
+            if kernel is None or kernel is kernels[0] or next(_find_gemms(user), None) is not None:
                 continue
             if product in (getattr(user.node, "origins", None) or ()):
                 # The second step of split-K belongs to this GEMM; the one of a row amax is a
@@ -310,7 +310,7 @@ class _Fusions:
                 if not record.problem.epilogue.reductions:
                     kernels.append(kernel)
                 continue
-            names = ", ".join(_operators(user, after)) or user.get_name()
+            names = ", ".join(_list_operators(user, after)) or user.get_name()
             why = self._reason(member, user)
             if isinstance(record.chosen, CutlassConfig):
                 why = "cutlass_epilogue_fusion_enabled is off, or the kernel cannot express it"
@@ -319,8 +319,8 @@ class _Fusions:
         for other in (node for kernel in kernels for node in kernel.get_nodes()):
             if other is not member:
                 # Inductor may also have fused the producers of the inputs into the prologue.
-                before = () if product in other.node.origins else _operators(other)
-                fused.update(dict.fromkeys(_operators(other, after) or before))
+                before = () if product in other.node.origins else _list_operators(other)
+                fused.update(dict.fromkeys(_list_operators(other, after) or before))
         return tuple(fused), tuple(separate)
 
     def _reason(self, member: Any, user: Any) -> str:
@@ -331,7 +331,7 @@ class _Fusions:
         return why or "Inductor did not consider it"
 
 
-def _products(node: Any) -> Iterator[Any]:
+def _find_gemms(node: Any) -> Iterator[Any]:
     """Yield the FX nodes of the recorded GEMMs that a scheduler node computes."""
     if node.is_template() or node.is_extern():
         for origin in getattr(node.node, "origins", None) or ():
@@ -339,7 +339,7 @@ def _products(node: Any) -> Iterator[Any]:
                 yield origin
 
 
-def _descendants(node: Any) -> set[Any]:
+def _find_descendants(node: Any) -> set[Any]:
     """Return all direct and indirect users of an FX node."""
     descendants: set[Any] = set()
     pending = list(node.users)
@@ -351,7 +351,7 @@ def _descendants(node: Any) -> set[Any]:
     return descendants
 
 
-def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
+def _list_operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
     """Return the non-GEMM operators that a scheduler node computes, by their names in the model.
 
     Args:
@@ -372,7 +372,7 @@ def _operators(node: Any, among: Collection[Any] | None = None) -> list[str]:
 
 
 @contextlib.contextmanager
-def _debugging(hear: Callable[[Any], None]) -> Iterator[None]:
+def _capture_fusion_log(hear: Callable[[Any], None]) -> Iterator[None]:
     """Pass Inductor's messages about failed fusions to `hear`, without printing them."""
     from torch._inductor import scheduler
 

@@ -96,14 +96,14 @@ def page(
         for number, device in enumerate(peak_report.devices(record)):
             body += [
                 _Chart(record, device, groups).svg(f"p{index}d{number}"),
-                _peak_table(record, device, top),
+                _render_peak_table(record, device, top),
             ]
         if not peak_report.devices(record):
             body.append("<p>No memory is allocated.</p>")
     if not records:
         body.append("<p>No memory is allocated.</p>")
     if measured:
-        body.append(_measured_table(measured))
+        body.append(_render_measured_table(measured))
     style = f"{_STYLE}{groups.style()}"
     return (
         "<!DOCTYPE html>\n"
@@ -141,13 +141,13 @@ class _Groups:
         largest = sorted(areas, key=lambda name: (-areas[name], name))[: len(_PALETTE)]
         self._others = len(areas) - len(largest)
         # Colours are assigned by name, not by size, so that they change little between plans.
-        self._colours = {name: i for i, name in enumerate(sorted(largest, key=_natural))}
+        self._colours = {name: i for i, name in enumerate(sorted(largest, key=_natural_key))}
 
     @staticmethod
     def _cut(module: str, depth: int) -> str:
         return ".".join(module.split(".")[:depth])
 
-    def of(self, module: str) -> str:
+    def css_class(self, module: str) -> str:
         """Return the CSS class of a module."""
         if not module:
             return _NO_MODULE
@@ -177,7 +177,7 @@ class _Groups:
         return f'<p class="legend">Modules: {entries or "none"}</p>'
 
 
-def _natural(name: str) -> list[tuple[int, int, str]]:
+def _natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sort key that puts layers.2 before layers.10."""
     parts = re.split(r"(\d+)", name)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts]
@@ -199,7 +199,7 @@ class _Block:
     base: int = 0
 
 
-def _stack(blocks: Sequence[_Block]) -> int:
+def _stack_blocks(blocks: Sequence[_Block]) -> int:
     """Place every block at the lowest base without overlap with earlier ones; return the height."""
     placed: list[_Block] = []
     for block in blocks:
@@ -244,8 +244,8 @@ class _Chart:
         drawn, self.rest = self.loose[:_MOST_LOOSE], self.loose[_MOST_LOOSE:]
         self.arena_count = len(arenas)
         self.blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in drawn]
-        self.height = _stack(self.blocks)
-        self.rest_profile = _sum(self.rest, self.length)
+        self.height = _stack_blocks(self.blocks)
+        self.rest_profile = _sum_live_bytes(self.rest, self.length)
         self.total = max(1, self.height + max(self.rest_profile))
 
     def x(self, time: float) -> float:
@@ -257,8 +257,8 @@ class _Chart:
     def svg(self, prefix: str) -> str:
         """Return the SVG element; `prefix` makes its ids unique in the page."""
         parts = [
-            *_axes(self.length, self.total, self.x, self.y),
-            *_curves(self.record, self.device, self.held, self.peak_step, self.x),
+            *_draw_axes(self.length, self.total, self.x, self.y),
+            *_draw_curves(self.record, self.device, self.held, self.peak_step, self.x),
         ]
         single = set(map(id, self.members[:_MOST_MEMBERS]))
         by_arena: dict[int | None, list[PlannedStorage]] = {}
@@ -266,12 +266,12 @@ class _Chart:
             by_arena.setdefault(storage.arena, []).append(storage)
         for block in self.blocks:
             if isinstance(block.part, PlannedStorage):
-                parts.append(self._storage(block.part, block.base, "separate allocation"))
+                parts.append(self._draw_storage(block.part, block.base, "separate allocation"))
             else:
-                parts += self._arena(block, block.part, by_arena.get(block.index, []), single)
+                parts += self._draw_arena(block, block.part, by_arena.get(block.index, []), single)
         if self.rest:
-            parts.append(self._rest())
-        parts += self._peak_marker()
+            parts.append(self._draw_rest())
+        parts += self._draw_peak_marker()
         held, step = _human(self.held[self.peak_step]), self.peak_step
         words = (
             f"On {self.device}, {held} are held at the peak, step {step} of {self.length}. "
@@ -286,19 +286,19 @@ class _Chart:
             f'<desc id="{prefix}w">{escape(words)}</desc>\n' + "\n".join(parts) + "\n</svg>"
         )
 
-    def _arena(
+    def _draw_arena(
         self, block: _Block, arena: PlannedArena, inside: Sequence[PlannedStorage], single: set[int]
     ) -> Iterator[str]:
         """Draw an arena: storages in `single` individually, the others as one shape per colour."""
-        yield f'<g class="arena"><title>{_arena_words(arena, len(inside))}</title>'
-        yield self._rectangle("frame", block.start, block.end, block.base, block.bytes)
+        yield f'<g class="arena"><title>{_describe_arena(arena, len(inside))}</title>'
+        yield self._draw_rectangle("frame", block.start, block.end, block.base, block.bytes)
         crowd: dict[str, list[PlannedStorage]] = {}
         for storage in inside:
             if id(storage) in single:
                 offset = block.base + (storage.offset or 0)
-                yield self._storage(storage, offset, f"{arena.name} + {storage.offset}")
+                yield self._draw_storage(storage, offset, f"{arena.name} + {storage.offset}")
             else:
-                crowd.setdefault(self.groups.of(storage.module), []).append(storage)
+                crowd.setdefault(self.groups.css_class(storage.module), []).append(storage)
         for colour, storages in crowd.items():
             shape = "".join(
                 f"M{self.x(s.start)} {self.y(block.base + (s.offset or 0) + s.bytes)}"
@@ -309,17 +309,17 @@ class _Chart:
             yield f'<path class="rest {colour}" d="{shape}"><title>{words}</title></path>'
         yield "</g>"
 
-    def _rest(self) -> str:
+    def _draw_rest(self) -> str:
         """Draw the sum of the separate allocations that are not drawn individually."""
         words = f"{len(self.rest)} smaller separate allocations, summed"
-        shape = _steps(self.rest_profile, self.x, lambda size: self.y(self.height + size))
+        shape = _step_path(self.rest_profile, self.x, lambda size: self.y(self.height + size))
         bottom = self.y(self.height)
         return (
             f'<path class="rest {_OTHER}" d="{shape}L{self.x(self.length)} {bottom}'
             f'L{self.x(0)} {bottom}Z"><title>{words}</title></path>'
         )
 
-    def _peak_marker(self) -> Iterator[str]:
+    def _draw_peak_marker(self) -> Iterator[str]:
         at = self.x(self.peak_step + 0.5)
         yield f'<path class="peak" d="M{at} {_CURVE_TOP}V{_PLAN_TOP + _PLAN_HEIGHT}"/>'
         anchor, shift = ("end", -4) if self.peak_step > self.length / 2 else ("start", 4)
@@ -328,7 +328,7 @@ class _Chart:
             f"{self.peak_step}: {_human(self.held[self.peak_step])}</text>"
         )
 
-    def _rectangle(
+    def _draw_rectangle(
         self, classes: str, start: int, end: int, base: int, size: int, inner: str = ""
     ) -> str:
         left, right, top, bottom = self.x(start), self.x(end), self.y(base + size), self.y(base)
@@ -337,7 +337,7 @@ class _Chart:
             f'height="{round(bottom - top, 2)}"' + (f">{inner}</rect>" if inner else "/>")
         )
 
-    def _storage(self, storage: PlannedStorage, base: int, place: str) -> str:
+    def _draw_storage(self, storage: PlannedStorage, base: int, place: str) -> str:
         lines = (
             f"{storage.name}: {_human(storage.bytes)}, {storage.kind}",
             storage.operator,
@@ -346,9 +346,9 @@ class _Chart:
         )
         words = "&#10;".join(escape(line) for line in lines if line)
         input_class = " input" if storage.kind == "input" else ""
-        classes = f"s {self.groups.of(storage.module)}{input_class}"
+        classes = f"s {self.groups.css_class(storage.module)}{input_class}"
         inner = f"<title>{words}</title>"
-        drawn = self._rectangle(
+        drawn = self._draw_rectangle(
             classes, storage.start, storage.end, base, storage.bytes, inner=inner
         )
         width = self.x(storage.end) - self.x(storage.start)
@@ -363,7 +363,7 @@ class _Chart:
 _Scale = Callable[[float], float]
 
 
-def _arena_words(arena: PlannedArena, members: int) -> str:
+def _describe_arena(arena: PlannedArena, members: int) -> str:
     size = "" if arena.size == str(arena.bytes) else f" = {arena.size} bytes"
     return escape(
         f"{arena.name}: {_human(arena.bytes)}{size}, lower bound {_human(arena.lower_bound)}, "
@@ -371,7 +371,7 @@ def _arena_words(arena: PlannedArena, members: int) -> str:
     )
 
 
-def _sum(storages: Iterable[PlannedStorage], length: int) -> list[int]:
+def _sum_live_bytes(storages: Iterable[PlannedStorage], length: int) -> list[int]:
     change = [0] * (length + 1)
     for storage in storages:
         change[storage.start] += storage.bytes
@@ -383,7 +383,7 @@ def _sum(storages: Iterable[PlannedStorage], length: int) -> list[int]:
     return profile
 
 
-def _steps(profile: Sequence[int], x: _Scale, y: _Scale) -> str:
+def _step_path(profile: Sequence[int], x: _Scale, y: _Scale) -> str:
     """Return an SVG path along a profile, with points only where the value changes."""
     path = [f"M{x(0)} {y(profile[0])}"]
     for step, (before, after) in enumerate(pairwise(profile), 1):
@@ -393,7 +393,7 @@ def _steps(profile: Sequence[int], x: _Scale, y: _Scale) -> str:
     return "".join(path)
 
 
-def _curves(
+def _draw_curves(
     record: MemoryPlanRecord, device: str, held: Sequence[int], step: int, x: _Scale
 ) -> Iterator[str]:
     alive = peak_report.storage_bytes(record, device)
@@ -406,11 +406,12 @@ def _curves(
 
     yield f'<path class="axis" d="M{_LEFT} {_CURVE_TOP}V{bottom}H{_WIDTH - _RIGHT}"/>'
     yield (
-        f'<path class="alive" d="{_steps(alive, x, y)}L{x(len(alive))} {bottom}L{x(0)} {bottom}Z">'
+        f'<path class="alive" d="{_step_path(alive, x, y)}L{x(len(alive))} {bottom}'
+        f'L{x(0)} {bottom}Z">'
         f"<title>alive: bytes of the storages in use</title></path>"
     )
     yield (
-        f'<path class="held" d="{_steps(held, x, y)}">'
+        f'<path class="held" d="{_step_path(held, x, y)}">'
         f"<title>held: bytes taken from the allocator</title></path>"
     )
     if single:
@@ -428,7 +429,7 @@ def _curves(
     )
 
 
-def _axes(length: int, total: int, x: _Scale, y: _Scale) -> Iterator[str]:
+def _draw_axes(length: int, total: int, x: _Scale, y: _Scale) -> Iterator[str]:
     bottom = _PLAN_TOP + _PLAN_HEIGHT
     yield f'<path class="axis" d="M{_LEFT} {_PLAN_TOP}V{bottom}H{_WIDTH - _RIGHT}"/>'
     for part in range(5):
@@ -448,7 +449,7 @@ def _human(count: int) -> str:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], n: int) -> str:
+def _render_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], n: int) -> str:
     """Return a table whose first `n` columns are numbers."""
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -462,13 +463,13 @@ def _html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]
     )
 
 
-def _peak_table(record: MemoryPlanRecord, device: str, top: int) -> str:
+def _render_peak_table(record: MemoryPlanRecord, device: str, top: int) -> str:
     title, (heads, *rows) = peak_report.peak_cells(record, device, top)
-    return _html_table(title, heads, rows, 2)
+    return _render_table(title, heads, rows, 2)
 
 
-def _measured_table(measured: Sequence[Measured]) -> str:
-    return "<h2>Measured</h2>" + _html_table(
+def _render_measured_table(measured: Sequence[Measured]) -> str:
+    return "<h2>Measured</h2>" + _render_table(
         "Memory relative to the memory in use before the call.",
         ("predicted", "measured", "deviation", "graph", "kind", "device"),
         (

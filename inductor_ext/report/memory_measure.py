@@ -133,8 +133,8 @@ def measure(
         torch.cuda.synchronize()
     with profile(activities=activities, profile_memory=True) as profiled:
         call()
-    windows, allocations = _events(profiled)
-    plans = _by_graph(records)
+    windows, allocations = _read_events(profiled)
+    plans = _group_by_graph(records)
     windows = _identify_calls(windows, plans)
     if not windows and len(plans) == 1:
         # An AOT-compiled model does not report its name; the whole call is attributed to it.
@@ -154,7 +154,7 @@ _UNKNOWN = str(None)
 """The key in the profiler's name of a graph that is not in the cache."""
 
 
-def _by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[MemoryPlanRecord]]:
+def _group_by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[MemoryPlanRecord]]:
     """Group the plans by graph key; a graph without a key gets a unique one."""
     plans: dict[str, list[MemoryPlanRecord]] = {}
     for number, record in enumerate(records):
@@ -192,7 +192,7 @@ def _compare(
         yield Measured(record.graph, record.kind, record.cache_key, device, predicted, measured)
 
 
-def _events(profiled: Any) -> tuple[list[_Window], list[Allocation]]:
+def _read_events(profiled: Any) -> tuple[list[_Window], list[Allocation]]:
     """Return the calls of compiled graphs and all changes of memory, both sorted by time."""
     from torch._C._profiler import _EventType
 

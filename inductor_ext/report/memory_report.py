@@ -183,7 +183,7 @@ def memory_report(
     if isinstance(target, ExportedProgram):
         inputs = len(target.graph_signature.user_inputs)
         title = f"an exported program of {inputs} input{'s' if inputs != 1 else ''}"
-        return MemoryReport(title, _plan(target, options))
+        return MemoryReport(title, _plan_exported(target, options))
     if options is not None:
         raise exc.NotReportableError(
             actual=f"{type(target).__name__} with options", why="it has been compiled already"
@@ -192,18 +192,18 @@ def memory_report(
         raise exc.NotReportableError(actual=type(target).__name__, why="it cannot be called")
     compiles = compiled_callables.find_compiles(target)
     if not compiles:
-        raise exc.NothingCompiledError(name=_name(target))
+        raise exc.NothingCompiledError(name=_qualified_name(target))
     records: dict[MemoryPlanRecord, None] = {}
     for compile_ in compiles:
         for graph in compile_.graphs:
             plans = graph.plans()
             if plans is None:
-                raise exc.PlanNotFoundError(name=_name(target), key=graph.key)
+                raise exc.PlanNotFoundError(name=_qualified_name(target), key=graph.key)
             records.update(dict.fromkeys(plans))
-    return MemoryReport(_name(target), tuple(records))
+    return MemoryReport(_qualified_name(target), tuple(records))
 
 
-def _name(target: Any) -> str:
+def _qualified_name(target: Any) -> str:
     inner = getattr(target, "_orig_mod", None) or getattr(
         target, "_torchdynamo_orig_callable", target
     )
@@ -211,7 +211,7 @@ def _name(target: Any) -> str:
     return name if isinstance(name, str) else type(inner).__qualname__
 
 
-def _plan(
+def _plan_exported(
     program: ExportedProgram, options: Mapping[str, Any] | None
 ) -> tuple[MemoryPlanRecord, ...]:
     from inductor_ext import aot
@@ -252,14 +252,14 @@ def read(path: str) -> MemoryReport:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise _unreadable(path, None, "it is not text in UTF-8") from None
+        raise _unreadable_error(path, None, "it is not text in UTF-8") from None
     try:
         whole = json.loads(text)
     except ValueError:
         whole = None
     if isinstance(whole, dict) and "event" not in whole:
-        return _from_json(path, whole)
-    return _from_log(path, text)
+        return _read_json(path, whole)
+    return _read_log(path, text)
 
 
 def _load_exported(path: str) -> ExportedProgram:
@@ -278,23 +278,23 @@ def _load_exported(path: str) -> ExportedProgram:
         ) from None
 
 
-def _from_json(path: str, report: dict[str, Any]) -> MemoryReport:
+def _read_json(path: str, report: dict[str, Any]) -> MemoryReport:
     if report.get("schema") != _SCHEMA or not isinstance(report.get("records"), list):
-        raise _unreadable(path, None, f"it is not a report of schema {_SCHEMA}")
+        raise _unreadable_error(path, None, f"it is not a report of schema {_SCHEMA}")
     records = []
     for index, entry in enumerate(report["records"]):
         try:
             records.append(plan_store.parse(entry))
         except ValueError as error:
-            raise _unreadable(path, None, f"records[{index}]: {error}") from None
+            raise _unreadable_error(path, None, f"records[{index}]: {error}") from None
     try:
         measured = tuple(Measured(**entry) for entry in report.get("measured", ()))
     except TypeError as error:
-        raise _unreadable(path, None, f"measured: {error}") from None
+        raise _unreadable_error(path, None, f"measured: {error}") from None
     return MemoryReport(str(report.get("title", path)), tuple(records), measured)
 
 
-def _from_log(path: str, text: str) -> MemoryReport:
+def _read_log(path: str, text: str) -> MemoryReport:
     records = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -302,15 +302,15 @@ def _from_log(path: str, text: str) -> MemoryReport:
         try:
             entry = json.loads(line)
         except ValueError:
-            raise _unreadable(path, number, "it is not a JSON object") from None
+            raise _unreadable_error(path, number, "it is not a JSON object") from None
         if not isinstance(entry, dict) or "event" not in entry:
-            raise _unreadable(path, number, "it is not an event")
+            raise _unreadable_error(path, number, "it is not an event")
         if entry["event"] != MemoryPlanRecord.name:
             continue
         try:
             records.append(plan_store.parse(entry))
         except ValueError as error:
-            raise _unreadable(path, number, str(error)) from None
+            raise _unreadable_error(path, number, str(error)) from None
     if not records:
         raise exc.BadReportFileError(
             file=path,
@@ -322,7 +322,7 @@ def _from_log(path: str, text: str) -> MemoryReport:
     return MemoryReport(path, tuple(records))
 
 
-def _unreadable(path: str, line: int | None, why: str) -> exc.BadReportFileError:
+def _unreadable_error(path: str, line: int | None, why: str) -> exc.BadReportFileError:
     return exc.BadReportFileError(
         file=path,
         where="" if line is None else f", line {line}",

@@ -74,12 +74,12 @@ def read(path: str) -> Report:
         metadata = {
             name: values
             for name in zip_format.model_names(package.entries)
-            if (values := _metadata(package, name, content)) is not None
+            if (values := _read_metadata(package, name, content)) is not None
         }
         misfits: dict[str, str | None] = {}
         if content is not None:
             _check_signatures(content, package.where)
-            misfits = {name: _misfit(content, model) for name, model in content.models.items()}
+            misfits = {name: _find_misfit(content, model) for name, model in content.models.items()}
         size = sum(entry.packed_size for entry in package.entries.values())
         if os.path.isfile(path):
             size = os.path.getsize(path)
@@ -95,7 +95,7 @@ def _check_signatures(content: manifest.Manifest, where: str) -> None:
             raise exc.BadPackageError(path=where, why=why) from None
 
 
-def _metadata(
+def _read_metadata(
     package: zip_reader.Package, model: str, content: manifest.Manifest | None
 ) -> dict[str, str] | None:
     expected = None
@@ -116,7 +116,7 @@ def _metadata(
     return None
 
 
-def _misfit(content: manifest.Manifest, model: manifest.Model) -> str | None:
+def _find_misfit(content: manifest.Manifest, model: manifest.Model) -> str | None:
     cuda, capability = None, None
     if model.device == "cuda":
         import torch
@@ -151,20 +151,20 @@ def text(report: Report, top: int = 10) -> str:
     """
     content = report.content
     if content is None:
-        return "\n".join([*_stock(report), *_files(report)])
-    size, models = human_bytes(report.bytes), _count(len(content.models), "model")
+        return "\n".join([*_format_default(report), *_format_files(report)])
+    size, models = human_bytes(report.bytes), _format_count(len(content.models), "model")
     lines = [
         f"{report.path}: {size}, {models}, manifest of format {content.format}",
-        f"compiled by  {_versions(content)}",
+        f"compiled by  {_format_versions(content)}",
         f"compiled for {' '.join(content.platform.values()) or 'any platform'}",
     ]
-    lines += [f"{key:<12} {_value(value)}" for key, value in content.provenance.items()]
+    lines += [f"{key:<12} {_format_value(value)}" for key, value in content.provenance.items()]
     for name, model in content.models.items():
-        lines += ["", *_model(name, model, report.misfits[name], top)]
-    return "\n".join([*lines, "", *_files(report)])
+        lines += ["", *_format_model(name, model, report.misfits[name], top)]
+    return "\n".join([*lines, "", *_format_files(report)])
 
 
-def _stock(report: Report) -> Iterator[str]:
+def _format_default(report: Report) -> Iterator[str]:
     names = [entry.name for entry in report.entries]
     whose = (
         "compiled by Inductor (default): no manifest"
@@ -179,7 +179,7 @@ def _stock(report: Report) -> Iterator[str]:
     yield ""
 
 
-def _versions(content: manifest.Manifest) -> str:
+def _format_versions(content: manifest.Manifest) -> str:
     found = [
         f"{name.replace('_', ' ') if name != 'inductor_ext' else name} {value}"
         for name, value in content.versions.items()
@@ -190,39 +190,39 @@ def _versions(content: manifest.Manifest) -> str:
     return ", ".join(found)
 
 
-def _model(name: str, model: manifest.Model, misfit: str | None, top: int) -> Iterator[str]:
+def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int) -> Iterator[str]:
     yield f'model "{name}" on {model.device}'
     yield f"  runs here    {'yes' if misfit is None else f'no: {misfit}'}"
     if model.library is None:
         yield "  library      none: the package contains its sources"
     if model.cpu_features:
-        yield f"  CPU needs    {_features(model.cpu_features)}"
+        yield f"  CPU needs    {_format_features(model.cpu_features)}"
     if model.cuda_architectures:
         yield f"  compiled for {', '.join(model.cuda_architectures)}"
     signature = model.signature
     yield "  inputs"
-    yield from _table(_inputs(signature.get("inputs", ())))
-    conditions = list(_conditions(signature))
+    yield from _format_table(_format_inputs(signature.get("inputs", ())))
+    conditions = list(_format_conditions(signature))
     if conditions:
         yield "  where"
         yield from (f"    {condition}" for condition in conditions)
     yield "  outputs"
-    yield from _table(_outputs(signature.get("outputs", ())))
+    yield from _format_table(_format_outputs(signature.get("outputs", ())))
     if model.constants:
-        yield from _constants(model, top)
+        yield from _format_constants(model, top)
     if model.kernels:
         yield f"  kernels      {len(model.kernels)}"
-        yield from _table(
+        yield from _format_table(
             (kernel.name, kernel.device, ", ".join(kernel.operators)) for kernel in model.kernels
         )
     if model.memory:
-        yield f"  memory       {_memory(model.memory)}"
+        yield f"  memory       {_format_memory(model.memory)}"
     if model.options:
         pairs = (f"{key}={value!r}" for key, value in model.options.items())
         yield f"  options      {', '.join(pairs)}"
 
 
-def _features(features: Sequence[str]) -> str:
+def _format_features(features: Sequence[str]) -> str:
     """Format CPU features as the largest baseline level included, and the additional features."""
     needed = set(features)
     levels = [name for name, item in cpu_isa.LEVELS.items() if item and item <= needed]
@@ -232,43 +232,43 @@ def _features(features: Sequence[str]) -> str:
     return ", ".join([level, *sorted(needed - cpu_isa.LEVELS[level])])
 
 
-def _inputs(inputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _format_inputs(inputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for inp in inputs:
         name, kind = str(inp.get("name")), inp.get("kind")
         if kind == "tensor":
-            yield name, *_tensor(inp)
+            yield name, *_format_tensor(inp)
         elif kind == "constant":
-            yield name, f"always {_value(inp.get('value'))}"
+            yield name, f"always {_format_value(inp.get('value'))}"
         else:
             yield name, str(inp.get("type")), str(inp.get("symbol"))
 
 
-def _outputs(outputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _format_outputs(outputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     for output in outputs:
         name, kind = output.get("path") or "result", output.get("kind")
         if kind == "tensor":
-            yield name, *_tensor(output)
+            yield name, *_format_tensor(output)
         elif kind in ("constant", "none"):
-            yield name, f"always {_value(output.get('value'))}"
+            yield name, f"always {_format_value(output.get('value'))}"
         else:
             yield name, str(output.get("type")), str(output.get("value"))
 
 
-def _tensor(tensor: Mapping[str, Any]) -> tuple[str, ...]:
-    strides = f"strides {_extents(tensor['stride'])}" if "stride" in tensor else ""
+def _format_tensor(tensor: Mapping[str, Any]) -> tuple[str, ...]:
+    strides = f"strides {_format_extents(tensor['stride'])}" if "stride" in tensor else ""
     return (
         str(tensor.get("dtype")),
-        _extents(tensor.get("shape", ())),
+        _format_extents(tensor.get("shape", ())),
         strides,
         str(tensor.get("device")),
     )
 
 
-def _extents(extents: Sequence[object]) -> str:
+def _format_extents(extents: Sequence[object]) -> str:
     return f"[{', '.join(map(str, extents))}]"
 
 
-def _conditions(signature: Mapping[str, Any]) -> Iterator[str]:
+def _format_conditions(signature: Mapping[str, Any]) -> Iterator[str]:
     for name, limits in signature.get("symbols", {}).items():
         low, high = limits.get("min"), limits.get("max")
         left = f"{low} <= " if low is not None else ""
@@ -279,7 +279,7 @@ def _conditions(signature: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"{item} (not checked)" for item in signature.get("unchecked", ()))
 
 
-def _constants(model: manifest.Model, top: int) -> Iterator[str]:
+def _format_constants(model: manifest.Model, top: int) -> Iterator[str]:
     # Several constants may be views of one storage.
     storages = {
         (constant.offset if constant.offset is not None else constant.name): constant.bytes
@@ -293,11 +293,11 @@ def _constants(model: manifest.Model, top: int) -> Iterator[str]:
     total = human_bytes(sum(storages.values()))
     yield f"  constants    {len(model.constants)}, {total}, {place}"
     largest = sorted(model.constants, key=lambda constant: -constant.bytes)[:top]
-    yield from _table(
+    yield from _format_table(
         (
             tensor.fqn or tensor.name,
             tensor.dtype,
-            _extents(tensor.shape),
+            _format_extents(tensor.shape),
             human_bytes(tensor.bytes),
             "folded" if tensor.folded else (tensor.sha256 or "")[:12],
         )
@@ -307,12 +307,12 @@ def _constants(model: manifest.Model, top: int) -> Iterator[str]:
         yield f"    and {len(model.constants) - top} smaller ones"
 
 
-def _memory(memory: Mapping[str, Any]) -> str:
+def _format_memory(memory: Mapping[str, Any]) -> str:
     parts = []
     for key, value in memory.items():
         name = key.replace("_", " ")
         if isinstance(value, list):
-            parts.append(_count(len(value), name.removesuffix("s")))
+            parts.append(_format_count(len(value), name.removesuffix("s")))
         elif key in ("peak", "lower_bound") and isinstance(value, int):
             parts.append(f"{name} {human_bytes(value)}")
         else:
@@ -320,10 +320,10 @@ def _memory(memory: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _files(report: Report) -> Iterator[str]:
+def _format_files(report: Report) -> Iterator[str]:
     digests = report.content.digests() if report.content is not None else {}
     yield f"files        {len(report.entries)}"
-    yield from _table(
+    yield from _format_table(
         (
             human_bytes(entry.size),
             digests.get(entry.name, "")[:12],
@@ -334,7 +334,7 @@ def _files(report: Report) -> Iterator[str]:
     )
 
 
-def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+def _format_table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
     cells = list(rows)
     columns = max(map(len, cells), default=0)
     filled = [(*row, *[""] * (columns - len(row))) for row in cells]
@@ -344,11 +344,11 @@ def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
         yield f"    {line.rstrip()}"
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     return value if isinstance(value, str) and value.isprintable() else repr(value)
 
 
@@ -368,11 +368,11 @@ def differences(one: Report, other: Report) -> list[dict[str, Any]]:
         A list of objects with `place` and, where they exist, the values `before` and `after`.
     """
     ours = one.content is not None and other.content is not None
-    return list(_changes(_comparable(one, ours), _comparable(other, ours), ""))
+    return list(_find_changes(_comparable(one, ours), _comparable(other, ours), ""))
 
 
-def _changes(before: Any, after: Any, place: str) -> Iterator[dict[str, Any]]:
-    left, right = _items(before), _items(after)
+def _find_changes(before: Any, after: Any, place: str) -> Iterator[dict[str, Any]]:
+    left, right = _keyed_items(before), _keyed_items(after)
     if left is None or right is None:
         if before != after:
             yield {"place": place, "before": before, "after": after}
@@ -384,10 +384,10 @@ def _changes(before: Any, after: Any, place: str) -> Iterator[dict[str, Any]]:
         elif key not in left:
             yield {"place": inner, "after": right[key]}
         else:
-            yield from _changes(left[key], right[key], inner)
+            yield from _find_changes(left[key], right[key], inner)
 
 
-def _items(value: Any) -> dict[str, Any] | None:
+def _keyed_items(value: Any) -> dict[str, Any] | None:
     """Return the children of a value by path suffix; list items are identified by name."""
     if isinstance(value, dict):
         return {f".{key}" if key.isidentifier() else f"[{key!r}]": value[key] for key in value}
@@ -403,17 +403,17 @@ def _items(value: Any) -> dict[str, Any] | None:
 
 def _comparable(report: Report, ours: bool) -> dict[str, Any]:
     if report.content is None or not ours:
-        sizes = {_stable(entry.name): {"bytes": entry.size} for entry in report.entries}
+        sizes = {_stable_name(entry.name): {"bytes": entry.size} for entry in report.entries}
         return {"metadata": dict(report.metadata), "files": sizes}
     content = json.loads(manifest.dumps(report.content))
-    content["files"] = {_stable(name): file for name, file in content["files"].items()}
+    content["files"] = {_stable_name(name): file for name, file in content["files"].items()}
     for model in content["models"].values():
         for entry in ("library", "weights"):
             if model[entry] is not None:
-                model[entry] = _stable(model[entry])
+                model[entry] = _stable_name(model[entry])
     loaded: dict[str, Any] = content
     return loaded
 
 
-def _stable(name: str) -> str:
+def _stable_name(name: str) -> str:
     return _HASHED.sub("/*.", name)

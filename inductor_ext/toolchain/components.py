@@ -114,7 +114,7 @@ def probe(name: str) -> Component:
     if name not in _PROBES:
         raise ValueError(f"unknown component {name!r}; expected one of {', '.join(_PROBES)}")
     requirements = map(probe, _PROBES[name].requires)
-    return _answer(name, (*requirements, *_PROBES[name].inputs()))
+    return _examine(name, (*requirements, *_PROBES[name].inputs()))
 
 
 def probe_all() -> dict[str, Component]:
@@ -124,11 +124,11 @@ def probe_all() -> dict[str, Component]:
 
 def clear() -> None:
     """Clear the cached answers, so that the next probe checks again."""
-    _answer.cache_clear()
+    _examine.cache_clear()
 
 
 @functools.cache
-def _answer(name: str, inputs: tuple[Any, ...]) -> Component:
+def _examine(name: str, inputs: tuple[Any, ...]) -> Component:
     try:
         finding = _PROBES[name].examine(*inputs)
     except Exception as error:
