@@ -220,7 +220,7 @@ def _package_from(
         for name, program in programs.items():
             with (
                 build.collecting() as collected,
-                cpp_wrapper.signature_given(signatures[name]),
+                cpp_wrapper.check_against(signatures[name]),
                 ignore_performance_guards(program),
                 events.capture(MemoryPlanRecord, this_thread=True) as records,
             ):

@@ -286,6 +286,9 @@ HOOKS: tuple[Hook, ...] = (
         "checks, and copies back to inputs that were copied for alignment.",
         relies_on=(
             f"{_CPP}.write_header",
+            f"{_CPP}.write_wrapper_decl",
+            f"{_CPP}.codegen_model_kernels",
+            f"{_CPP}.generate_before_suffix",
             f"{_CPP}.codegen_model_constructor",
             f"{_CPP}.codegen_const_run_driver",
             f"{_CPP}.generate_return",
@@ -300,7 +303,7 @@ HOOKS: tuple[Hook, ...] = (
         "loop_outputs",
         "overridden",
         (f"{_CPP}.codegen_while_loop",),
-        "cpp_wrapper.codegen.cpp_wrapper",
+        "cpp_wrapper.codegen.upstream_fixes",
         "The generated C++ initializes the outputs of a while_loop as aliases of its carried "
         "inputs. With zero iterations they stay aliases, and later writes to the input change the "
         "output.",
@@ -315,9 +318,11 @@ HOOKS: tuple[Hook, ...] = (
         "aot_text",
         "changed",
         ("torch._inductor.utils.IndentedBuffer._lines",),
-        "cpp_wrapper.codegen.cpp_wrapper",
-        "torch's model class and interface are removed from the generated C++, and declarations "
-        "of outputs are moved. Both are lines of text that upstream writes in one piece.",
+        "cpp_wrapper.codegen.upstream_fixes",
+        "torch's model class and interface are removed from the generated C++: upstream writes "
+        "them in one piece. Marks between lines begin the sections of the code, by which a long "
+        "program is split into translation units.",
+        relies_on=("torch._inductor.utils.LineContext",),
     ),
     Hook(
         "triton_launchers",

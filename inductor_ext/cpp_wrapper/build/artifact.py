@@ -17,22 +17,17 @@ import functools
 import json
 import os
 import pathlib
-import re
-import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import events, settings
-from inductor_ext.cpp_wrapper.build import cmake_project, compiler, fatbin
-from inductor_ext.cpp_wrapper.codegen import cpp_wrapper, extern_nodes, split_units, weights_layout
+from inductor_ext.cpp_wrapper.build import cmake_project, compiler, gpu_code
+from inductor_ext.cpp_wrapper.codegen import extern_nodes, model_info, split_units, weights_layout
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
 from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.storage.digest import hash_buffer
-from inductor_ext.templates.cutlass import aot_link as cutlass_objects
-from inductor_ext.templates.cutlass import runtime as cutlass_runtime
-from inductor_ext.templates.cutlass.source import Source
 
 if TYPE_CHECKING:
     import torch
@@ -102,130 +97,245 @@ def compile_artifact(
     Raises:
         torch._inductor.exc.CppCompileError: the C++ compiler rejects the code.
     """
-    from torch._inductor import codecache, config
-
-    tools = compiler.Compiler(device_type, values)
-    folder, name = codecache.split_aot_inductor_output_path(config.aot_inductor.output_path)
-    collected: list[Artifact] | None = context.current().artifacts
-    constants = cpp_wrapper.constants_with_values(graph)
-    plan: weights_layout.Plan = graph.wrapper_code.weights_plan
-    only_sources = bool(config.aot_inductor.package_cpp_only)
-    if only_sources:
-        wrapper_code, kernel_code = _in_one(wrapper_code, kernel_code), ""
-        # The library looks for them in its own directory.
-        for path in additional_files:
-            wrapper_code = wrapper_code.replace(f'"{path}"', f'"{os.path.basename(path)}"')
-    # File names include a hash of the content: another model may be compiled, in this process or
-    # another, before these files are packaged. Small constants are in the kernel code only.
-    content = [repr(tools.link_command([], "")), tools.identity("kernel"), kernel_code]
-    if collected is None:
-        content += digests(constants, plan)
-    write = _Writer(folder, "\0".join([wrapper_code, *content]))
-    wrapper_path = write(wrapper_code, "wrapper.cpp")
-    written = {"wrapper": (wrapper_path, wrapper_code)}
-    if not only_sources:
-        written["kernel"] = (write(kernel_code, "kernel.cpp"), kernel_code)
-    stem = wrapper_path.removesuffix(".cpp")
-    _show(written)
-
-    files: list[Any] = [*additional_files, *(path for path, _ in written.values())]
+    builder = ArtifactBuilder(graph, device_type, values)
+    builder.files += additional_files
+    builder.write_sources(wrapper_code, kernel_code)
     if serialized_extern_kernel_nodes:
-        nodes = extern_nodes.for_executor(serialized_extern_kernel_nodes)
-        files.append(_write_text(f"{stem}.json", nodes))
-    # Inductor's own metadata is one dictionary shared by all compiles of the process.
-    metadata = {
-        **config.aot_inductor.metadata,
-        "AOTI_DEVICE_KEY": device_type,
-        **codecache.get_device_information(device_type),
-    }
-    for path, _ in written.values():
-        path = f"{path.removesuffix('.cpp')}_metadata.json"
-        files.append(_write_text(path, json.dumps(metadata)))
-    files += _custom_objects(graph, os.path.dirname(wrapper_path))
-
-    included = cpp_wrapper.weights_included() and plan.bytes > 0
-    packaged = config.aot_inductor.package
-    weights_path = None
-    if included and packaged:
-        weights_path = f"{stem}_serialized_weights.bin" if only_sources else f"{stem}.weights"
-    shared_object = None
-    if only_sources:
-        outside = collected is not None and values.aot_weights_file is not None
-        files += _project(tools, graph, stem, None if outside else weights_path)
+        builder.write_extern_nodes(serialized_extern_kernel_nodes)
+    builder.write_metadata()
+    builder.write_custom_objects()
+    if builder.only_sources:
+        builder.write_project()
     else:
-        shared_object = config.aot_inductor.output_path if name else f"{stem}.so"
-        appended = constants if included and not packaged else None
-        _build(tools, graph, shared_object, *written["wrapper"], *written["kernel"], appended)
-        files.append(shared_object)
-    if weights_path is not None:
-        files.append(weights_path)
-        if collected is None:
-            with codecache_file(weights_path) as file:
-                weights_layout.write(file, constants, plan)
-                if only_sources:
-                    file.write(weights_layout.footer(plan))
-    if config.aot_inductor.package_constants_on_disk_format == "pickle_weights":
-        files.append(_pickled_weights(graph))
-    files += _provenance(os.path.dirname(stem))
-    if collected is not None:
-        collected.append(
-            Artifact(
-                shared_object=shared_object,
-                files=tuple(files),
-                weights_path=weights_path,
-                plan=plan,
-                signature=graph.wrapper_code.model_signature,
-                kernels=tuple(sorted(_kernels(graph))),
-                constants=constants,
-                fqns={name: cpp_wrapper.original_name(graph, name) for name in constants},
-                device_type=device_type,
-                features=tools.target.features,
-                metadata=metadata,
-                cuda_architectures=_cuda_architectures(graph, device_type, metadata),
-            )
+        builder.write_library()
+    builder.write_weights()
+    builder.write_provenance()
+    return builder.result()
+
+
+class ArtifactBuilder:
+    """Builder of one graph's files, with a method for each kind; their order is that of `files`."""
+
+    def __init__(self, graph: Any, device_type: str, values: settings.Settings) -> None:
+        """Prepare to build; the arguments are those of `compile_artifact`."""
+        from torch._inductor import codecache, config
+
+        self.graph, self.device_type, self.settings = graph, device_type, values
+        self.tools = compiler.Compiler(device_type, values)
+        self.folder, self.name = codecache.split_aot_inductor_output_path(
+            config.aot_inductor.output_path
         )
-    return files if shared_object is None or packaged else shared_object
+        self.collected: list[Artifact] | None = context.current().artifacts
+        self.constants = model_info.constants_with_values(graph)
+        self.plan: weights_layout.Plan = graph.wrapper_code.weights_plan
+        self.has_weights = model_info.weights_included() and self.plan.bytes > 0
+        self.only_sources = bool(config.aot_inductor.package_cpp_only)
+        self.files: list[Any] = []
+        self.sources: dict[str, tuple[str, str]] = {}
+        """Path and text by kind: "wrapper", "kernel"."""
+        self.stem = ""
+        """The path of the wrapper's source without ".cpp", from which other names are derived."""
+        self.metadata: dict[str, str] = {}
+        self.shared_object: str | None = None
 
+    def write_sources(self, wrapper_code: str, kernel_code: str) -> None:
+        """Write the C++ sources; one that contains the runtime too if there is no library."""
+        if self.only_sources:
+            wrapper_code, kernel_code = _in_one(wrapper_code, kernel_code), ""
+            # The library looks for them in its own directory.
+            for path in self.files:
+                wrapper_code = wrapper_code.replace(f'"{path}"', f'"{os.path.basename(path)}"')
+        # File names include a hash of the content: another model may be compiled, in this process
+        # or another, before these files are packaged. Small constants are in the kernel code only.
+        link_command, kernel_key = self.tools.link_command([], ""), self.tools.identity("kernel")
+        content = [wrapper_code, repr(link_command), kernel_key, kernel_code]
+        if self.collected is None:
+            content += digests(self.constants, self.plan)
+        write = _SourceWriter(self.folder, "\0".join(content))
+        wrapper_path = write(wrapper_code, "wrapper.cpp")
+        self.sources["wrapper"] = (wrapper_path, wrapper_code)
+        if not self.only_sources:
+            self.sources["kernel"] = (write(kernel_code, "kernel.cpp"), kernel_code)
+        self.stem = wrapper_path.removesuffix(".cpp")
+        _log_sources(self.sources)
+        self.files += [path for path, _ in self.sources.values()]
 
-def _build(
-    tools: compiler.Compiler,
-    graph: Any,
-    shared_object: str,
-    wrapper_path: str,
-    wrapper_code: str,
-    kernel_path: str,
-    kernel_code: str,
-    appended: dict[str, torch.Tensor] | None,
-) -> None:
-    """Compile and link a model's translation units.
+    def write_extern_nodes(self, serialized: str) -> None:
+        """Write the operators that the proxy executor calls; `serialized` is Inductor's JSON."""
+        self.files.append(_write_text(f"{self.stem}.json", extern_nodes.for_executor(serialized)))
 
-    Args:
-        tools: the compiler.
-        graph: as in `compile_artifact`.
-        shared_object: path of the output.
-        wrapper_path, wrapper_code, kernel_path, kernel_code: path and text of the units.
-        appended: constants to append to the shared object, or None.
-    """
-    folder = os.path.dirname(wrapper_path)
-    with tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=folder) as place:
-        temporary = pathlib.Path(place)
-        whole = compiler.Unit(wrapper_path, str(temporary / "wrapper.o"), "wrapper")
-        parts = _split(graph.wrapper_code.program, whole, tools.settings.aot_unit_size)
-        kernel = compiler.Unit(kernel_path, str(temporary / "kernel.o"), "kernel")
-        others = [kernel] if _has_code(kernel_code) else []
-        with tools.fixed() as fixed:
-            units = _compile(tools, fixed, whole, parts, others)
-            made = str(temporary / os.path.basename(shared_object))
-            objects = [unit.object for unit in units]
-            objects += _gpu_objects(graph, tools.device_type, place)
-            objects += _cutlass_objects(graph, tools.settings, place)
-            objects += fixed.objects
-            tools.link(objects, made)
-        if appended is not None:
-            weights_layout.append(made, appended, graph.wrapper_code.weights_plan)
-        os.replace(made, shared_object)
-        if os.path.exists(f"{made}.debug"):
-            os.replace(f"{made}.debug", f"{shared_object}.debug")
+    def write_metadata(self) -> None:
+        """Write Inductor's metadata, one file per source."""
+        from torch._inductor import codecache, config
+
+        # Inductor's own metadata is one dictionary shared by all compiles of the process.
+        self.metadata = {
+            **config.aot_inductor.metadata,
+            "AOTI_DEVICE_KEY": self.device_type,
+            **codecache.get_device_information(self.device_type),
+        }
+        for source, _ in self.sources.values():
+            path = f"{source.removesuffix('.cpp')}_metadata.json"
+            self.files.append(_write_text(path, json.dumps(self.metadata)))
+
+    def write_custom_objects(self) -> None:
+        """Write the TorchBind objects that the graph uses, for the proxy executor."""
+        import torch
+        from torch._library.fake_class_registry import FakeScriptObject
+        from torch.export.pt2_archive.constants import CUSTOM_OBJ_FILENAME_PREFIX
+
+        folder = os.path.dirname(self.stem)
+        file_names: dict[str, str] = {}
+        for index, (name, value) in enumerate(self.graph.torchbind_constants.items()):
+            real = value.real_obj if isinstance(value, FakeScriptObject) else value
+            file_names[name] = f"{CUSTOM_OBJ_FILENAME_PREFIX}{index}"
+            path = os.path.join(folder, file_names[name])
+            with codecache_file(path) as file:
+                file.write(torch._C._pickle_save(real))
+            self.files.append(path)
+        if file_names:
+            path = os.path.join(folder, "custom_objs_config.json")
+            self.files.append(_write_text(path, json.dumps(file_names)))
+
+    def write_project(self) -> None:
+        """Write the build files for the source, for CMake and for torch's own loader."""
+        from torch._inductor import config
+
+        # Some file names are the same for all models.
+        folder = f"{self.stem}.project"
+        os.makedirs(folder, exist_ok=True)
+        exports = compiler.RUNTIME / "exports.map"
+        self.files.append(_write_text(os.path.join(folder, exports.name), exports.read_text()))
+        # The file that the library is to find beside itself.
+        separate = self.collected is not None and self.settings.aot_weights_file is not None
+        weights_path = None if separate else self._weights_path()
+        project = self.tools.project(
+            config.aot_inductor.model_name_for_generated_files or "aoti_model",
+            f"{os.path.basename(self.stem)}.cpp",
+            None if weights_path is None else os.path.basename(weights_path),
+        )
+        if self.device_type == "cuda" and gpu_code.are_compiled_later():
+            project = self._add_kernels(project, folder)
+        objects = gpu_code.write_objects(self.graph, self.device_type, self.settings, folder)
+        self.files += objects
+        project = dataclasses.replace(project, objects=[os.path.basename(path) for path in objects])
+        path = os.path.join(folder, "CMakeLists.txt")
+        self.files.append(_write_text(path, cmake_project.cmake(project)))
+        for purpose, options in self.tools.loader_options().items():
+            path = f"{self.stem}_{purpose}_flags.json"
+            self.files.append(_write_text(path, json.dumps(options)))
+
+    def _add_kernels(self, project: cmake_project.Project, folder: str) -> cmake_project.Project:
+        """Add the PTX of the Triton kernels, which CMake compiles, to a project."""
+        kernels = []
+        for name, parameters in gpu_code.triton_kernels(self.graph):
+            self.files.append(parameters["asm"])
+            kernels.append(cmake_project.Kernel(name, os.path.basename(parameters["asm"])))
+        assembly = os.path.join(folder, "kernels.S")
+        self.files.append(_write_text(assembly, cmake_project.kernels_assembly(kernels)))
+        return dataclasses.replace(
+            project,
+            kernels=kernels,
+            assembly=os.path.basename(assembly),
+            gencode_options=gpu_code.gencode_options(self.graph),
+        )
+
+    def write_library(self) -> None:
+        """Compile and link the translation units, with the weights if there is no package."""
+        from torch._inductor import config
+
+        output_path = config.aot_inductor.output_path
+        self.shared_object = shared_object = output_path if self.name else f"{self.stem}.so"
+        wrapper_path, _ = self.sources["wrapper"]
+        kernel_path, kernel_code = self.sources["kernel"]
+        tools, folder = self.tools, os.path.dirname(wrapper_path)
+        with (
+            tempfile.TemporaryDirectory(prefix="inductor_ext-", dir=folder) as temporary,
+            tools.prebuilt_runtime() as runtime,
+        ):
+            library = os.path.join(temporary, os.path.basename(shared_object))
+            whole = compiler.Unit(wrapper_path, os.path.join(temporary, "wrapper.o"), "wrapper")
+            kernel = compiler.Unit(kernel_path, os.path.join(temporary, "kernel.o"), "kernel")
+            others = [kernel] if _has_code(kernel_code) else []
+            objects = gpu_code.write_objects(self.graph, self.device_type, self.settings, temporary)
+
+            def build(units: list[compiler.Unit]) -> None:
+                tools.compile([*others, *units], runtime)
+                compiled = [unit.object for unit in (*units, *others)]
+                tools.link([*compiled, *objects, *runtime.objects], library)
+
+            program = self.graph.wrapper_code.program
+            _build_split(build, whole, _split(program, whole, self.settings.aot_unit_size))
+            if self.has_weights and not config.aot_inductor.package:
+                weights_layout.append(library, self.constants, self.plan)
+            os.replace(library, shared_object)
+            if os.path.exists(f"{library}.debug"):
+                os.replace(f"{library}.debug", f"{shared_object}.debug")
+        self.files.append(shared_object)
+
+    def _weights_path(self) -> str | None:
+        """The path of the weights file; None if the package has none."""
+        from torch._inductor import config
+
+        if not self.has_weights or not config.aot_inductor.package:
+            return None
+        suffix = "_serialized_weights.bin" if self.only_sources else ".weights"
+        return f"{self.stem}{suffix}"
+
+    def write_weights(self) -> None:
+        """Write the weights file unless the caller of `collecting` does, and list it."""
+        from torch._inductor import config
+
+        path = self._weights_path()
+        if path is not None:
+            self.files.append(path)
+            if self.collected is None:
+                with codecache_file(path) as file:
+                    weights_layout.write(file, self.constants, self.plan)
+                    if self.only_sources:
+                        file.write(weights_layout.footer(self.plan))
+        if config.aot_inductor.package_constants_on_disk_format == "pickle_weights":
+            self.files.append(_pickled_weights(self.graph))
+
+    def write_provenance(self) -> None:
+        """Write Inductor's map from kernels to operators, if its tracing is on."""
+        import torch._inductor.debug
+        from torch._inductor import config
+
+        if config.trace.provenance_tracking_level == 0:
+            return
+        path = os.path.join(os.path.dirname(self.stem), "kernel_information.json")
+        information = torch._inductor.debug.create_kernel_information_json()
+        self.files.append(_write_text(path, json.dumps(information, indent=4)))
+
+    def result(self) -> list[Any] | str:
+        """Report the artifact to `collecting`, and return what `compile_artifact` returns."""
+        from torch._inductor import config
+
+        graph = self.graph
+        if self.collected is not None:
+            names = {name: model_info.original_name(graph, name) for name in self.constants}
+            self.collected.append(
+                Artifact(
+                    shared_object=self.shared_object,
+                    files=tuple(self.files),
+                    weights_path=self._weights_path(),
+                    plan=self.plan,
+                    signature=graph.wrapper_code.model_signature,
+                    kernels=tuple(sorted(gpu_code.kernel_names(graph))),
+                    constants=self.constants,
+                    fqns=names,
+                    device_type=self.device_type,
+                    features=self.tools.target.features,
+                    metadata=self.metadata,
+                    cuda_architectures=gpu_code.cuda_architectures(
+                        graph, self.device_type, self.metadata
+                    ),
+                )
+            )
+        if self.shared_object is None or config.aot_inductor.package:
+            return self.files
+        return self.shared_object
 
 
 def _in_one(wrapper_code: str, kernel_code: str) -> str:
@@ -235,56 +345,6 @@ def _in_one(wrapper_code: str, kernel_code: str) -> str:
     runtime = [text for name, text in texts.items() if name.endswith(".cpp")]
     kernels = [kernel_code] if _has_code(kernel_code) else []
     return cmake_project.amalgamation([wrapper_code, *kernels, *runtime], headers)
-
-
-def _project(
-    tools: compiler.Compiler, graph: Any, stem: str, weights_path: str | None
-) -> list[str]:
-    """Write the build files for a model's source, for CMake and for torch's own loader.
-
-    Args:
-        tools: the compiler whose flags apply.
-        graph: as in `compile_artifact`.
-        stem: path of the source, without its suffix.
-        weights_path: file that the library is to find beside itself, or None.
-
-    Returns:
-        The files that belong to the source.
-    """
-    from torch._inductor import config
-
-    # Some file names are the same for all models.
-    folder = f"{stem}.project"
-    os.makedirs(folder, exist_ok=True)
-    exports = compiler.RUNTIME / "exports.map"
-    files = [_write_text(os.path.join(folder, exports.name), exports.read_text())]
-    name = config.aot_inductor.model_name_for_generated_files or "aoti_model"
-    project = tools.project(
-        name,
-        f"{os.path.basename(stem)}.cpp",
-        None if weights_path is None else os.path.basename(weights_path),
-    )
-    if tools.device_type == "cuda" and _compiles_kernels_later():
-        kernels = []
-        for kernel, parameters in _gpu_kernels(graph):
-            files.append(parameters["asm"])
-            kernels.append(cmake_project.Kernel(kernel, os.path.basename(parameters["asm"])))
-        assembly = os.path.join(folder, "kernels.S")
-        files.append(_write_text(assembly, cmake_project.kernels_assembly(kernels)))
-        project = dataclasses.replace(
-            project,
-            kernels=kernels,
-            assembly=os.path.basename(assembly),
-            gencode_options=_gencode_options(graph),
-        )
-    objects = _gpu_objects(graph, tools.device_type, folder)
-    objects += _cutlass_objects(graph, tools.settings, folder)
-    files += objects
-    project = dataclasses.replace(project, objects=[os.path.basename(path) for path in objects])
-    files.append(_write_text(os.path.join(folder, "CMakeLists.txt"), cmake_project.cmake(project)))
-    for purpose, options in tools.loader_options().items():
-        files.append(_write_text(f"{stem}_{purpose}_flags.json", json.dumps(options)))
-    return files
 
 
 def digests(constants: Mapping[str, torch.Tensor], plan: weights_layout.Plan) -> list[str]:
@@ -310,18 +370,16 @@ def _split(program: split_units.Program, whole: compiler.Unit, size: int) -> lis
     return units
 
 
-def _compile(
-    tools: compiler.Compiler,
-    fixed: compiler.Fixed,
+def _build_split(
+    build: Callable[[list[compiler.Unit]], None],
     whole: compiler.Unit,
     parts: list[compiler.Unit],
-    others: list[compiler.Unit],
-) -> list[compiler.Unit]:
-    """Compile and return a model's translation units, with the wrapper in parts if possible."""
+) -> None:
+    """Call `build` with the parts of a wrapper; if they do not compile, with the whole wrapper."""
     from torch._inductor.exc import CppCompileError
 
     try:
-        tools.compile([*others, *parts], fixed)
+        build(parts)
     except CppCompileError as error:
         if parts == [whole]:
             raise
@@ -329,15 +387,13 @@ def _compile(
         # does not compile either, its error message is about code that the user can see.
         events.warn_once(
             "aot-split",
-            f"the C++ code split from {whole.source} does not compile; it is compiled unsplit "
-            f"instead, which takes longer (aot_unit_size=0 disables splitting): {error}",
+            f"the C++ of {whole.source} was split in a way that does not compile; it is compiled "
+            f"whole, which takes longer (aot_unit_size=0 never splits): {error}",
         )
-        tools.compile([*others, whole], fixed)
-        return [whole, *others]
-    return [*parts, *others]
+        build([whole])
 
 
-class _Writer:
+class _SourceWriter:
     """Writer of source files to Inductor's cache directory, or to one that the user requested."""
 
     def __init__(self, folder: str, content: str) -> None:
@@ -380,41 +436,21 @@ def _has_code(kernel_code: str) -> bool:
     return any(line and not line.startswith(("//", "#include")) for line in lines)
 
 
-def _show(written: Mapping[str, tuple[str, str]]) -> None:
+def _log_sources(sources: Mapping[str, tuple[str, str]]) -> None:
     """Log the sources to Inductor's debugging tools, as Inductor does for its own AOT compiles.
 
     Args:
-        written: path and text by kind: "wrapper", "kernel".
+        sources: path and text by kind: "wrapper", "kernel".
     """
     from torch._inductor import codecache
     from torch._inductor.virtualized import V
     from torch._logging import trace_structured
 
-    V.debug.output_code(written["wrapper"][0], extension="cpp")
-    for what, (path, code) in written.items():
+    V.debug.output_code(sources["wrapper"][0], extension="cpp")
+    for what, (path, code) in sources.items():
         codecache.output_code_log.info("%s code written to: %s", what.capitalize(), path)
         description = {"name": f"inductor_aot_{what}_code", "type": "cpp", "filename": path}
         trace_structured("graph_dump", description.copy, payload_fn=functools.partial(str, code))
-
-
-def _custom_objects(graph: Any, folder: str) -> list[str]:
-    """Write the TorchBind objects that the graph uses, for the proxy executor."""
-    import torch
-    from torch._library.fake_class_registry import FakeScriptObject
-    from torch.export.pt2_archive.constants import CUSTOM_OBJ_FILENAME_PREFIX
-
-    paths: list[str] = []
-    places: dict[str, str] = {}
-    for index, (name, value) in enumerate(graph.torchbind_constants.items()):
-        real = value.real_obj if isinstance(value, FakeScriptObject) else value
-        places[name] = f"{CUSTOM_OBJ_FILENAME_PREFIX}{index}"
-        paths.append(os.path.join(folder, places[name]))
-        with codecache_file(paths[-1]) as file:
-            file.write(torch._C._pickle_save(real))
-    if places:
-        path = os.path.join(folder, "custom_objs_config.json")
-        paths.append(_write_text(path, json.dumps(places)))
-    return paths
 
 
 def _pickled_weights(graph: Any) -> Any:
@@ -424,102 +460,6 @@ def _pickled_weights(graph: Any) -> Any:
     return Weights(
         {
             graph.allocated_constant_name[name]: (value, TensorProperties(graph.constants[name]))
-            for name, value in cpp_wrapper.constants_with_values(graph).items()
+            for name, value in model_info.constants_with_values(graph).items()
         }
     )
-
-
-def _provenance(folder: str) -> list[str]:
-    import torch._inductor.debug
-    from torch._inductor import config
-
-    if config.trace.provenance_tracking_level == 0:
-        return []
-    path = os.path.join(folder, "kernel_information.json")
-    information = torch._inductor.debug.create_kernel_information_json()
-    return [_write_text(path, json.dumps(information, indent=4))]
-
-
-def _compiles_kernels_later() -> bool:
-    """Whether CMake compiles the GPU kernels from PTX."""
-    from torch._inductor import config
-
-    aot = config.aot_inductor
-    return bool(aot.package_cpp_only and aot.emit_multi_arch_kernel and aot.embed_kernel_binary)
-
-
-def _gencode_options(graph: Any) -> list[str]:
-    """Return nvcc's -gencode options for the fat binaries of a graph's Triton kernels."""
-    noted = {parameters.get("cuda_arch") for _, parameters in _gpu_kernels(graph)}
-    (architecture,) = noted if len(noted) == 1 else {None}
-    return fatbin.gencode_options(architecture)
-
-
-def _cuda_architectures(
-    graph: Any, device_type: str, metadata: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Return the architectures that all GPU kernels of a graph were compiled for."""
-    from torch._inductor import config
-
-    if device_type != "cuda":
-        return ()
-    # CUTLASS kernels are compiled only for the GPU of this machine.
-    if config.aot_inductor.emit_multi_arch_kernel and not _cutlass_kernels(graph):
-        return fatbin.architectures(_gencode_options(graph))
-    digits = re.sub(r"\D", "", metadata.get("AOTI_COMPUTE_CAPABILITY", ""))
-    return (f"sm_{digits}",) if digits else ()
-
-
-def _gpu_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the graph's Triton kernels with the parameters that Inductor has recorded."""
-    from torch._inductor import codecache
-
-    # The cache is per process: it also contains kernels of other graphs.
-    names = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
-    cache_ = codecache.CudaKernelParamCache.cache
-    return [(name, cache_[name]) for name in cache_ if name in names]
-
-
-def _cutlass_kernels(graph: Any) -> list[Source]:
-    """Return the CUTLASS kernels that the graph or its constant-folding graph calls."""
-    found = dict(cutlass_objects.kernels_of(graph.wrapper_code))
-    if graph.const_module is not None:
-        found |= cutlass_objects.kernels_of(graph.const_module.wrapper_code)
-    return list(found)
-
-
-def _cutlass_objects(graph: Any, values: settings.Settings, folder: str) -> list[str]:
-    """Create one object file per CUTLASS kernel that a graph calls, and return their paths."""
-    made = []
-    for source in _cutlass_kernels(graph):
-        made.append(os.path.join(folder, f"{cutlass_objects.symbol(source)}.o"))
-        cutlass_objects.link(source, cutlass_runtime.store(values), made[-1])
-    return made
-
-
-def _kernels(graph: Any) -> set[str]:
-    """Return the names of the kernels generated for a graph."""
-    generated = {str(name) for name in graph.wrapper_code.src_to_kernel.values()}
-    return generated | {kernel.name for kernel in _cutlass_kernels(graph)}
-
-
-def _gpu_objects(graph: Any, device_type: str, folder: str) -> list[str]:
-    """Return objects with GPU code: Inductor's CUTLASS kernels, and cubins if to be embedded."""
-    from torch._inductor import codecache, config
-    from torch._inductor.cpp_builder import convert_cubin_to_obj, get_ld_and_objcopy
-
-    if device_type != "cuda":
-        return []
-    kernels = codecache.CUDACodeCache()
-    objects = [str(path) for path in kernels.aot_kernels_o]
-    kernels.aot_kernels_o.clear()
-    if _compiles_kernels_later():
-        return objects
-    for name, parameters in _gpu_kernels(graph):
-        cubin = parameters[codecache.get_cpp_wrapper_cubin_path_name()]
-        if config.aot_inductor.emit_multi_arch_kernel:
-            fatbin.build(parameters, cubin)
-        if config.aot_inductor.embed_kernel_binary:
-            own = shutil.copy(cubin, folder)
-            objects.append(str(convert_cubin_to_obj(own, name, *get_ld_and_objcopy(False))))
-    return objects

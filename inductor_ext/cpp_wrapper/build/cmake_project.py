@@ -27,15 +27,15 @@ def amalgamation(units: Iterable[str], headers: Mapping[str, str]) -> str:
         headers: text by the name in `#include`. Each header is inlined at its first `#include`, and
             its later ones are removed; includes of other headers are kept.
     """
-    seen: set[str] = set()
+    inlined: set[str] = set()
 
     def lines(text: str) -> Iterable[str]:
         for line in text.splitlines():
-            found = _INCLUDE.fullmatch(line)
-            if found is not None and found[1] in headers:
-                if found[1] not in seen:
-                    seen.add(found[1])
-                    yield from lines(headers[found[1]])
+            include = _INCLUDE.fullmatch(line)
+            if include is not None and include[1] in headers:
+                if include[1] not in inlined:
+                    inlined.add(include[1])
+                    yield from lines(headers[include[1]])
             elif _ONCE.fullmatch(line) is None:
                 yield line
 
@@ -184,10 +184,10 @@ def _here(name: str) -> str:
 
 
 def _call(command: str, head: str, arguments: Iterable[str]) -> str:
-    lines = "".join(f'\n    "{_escaped(argument)}"' for argument in arguments)
+    lines = "".join(f'\n    "{_escape(argument)}"' for argument in arguments)
     return f"{command}({head}{lines})"
 
 
-def _escaped(argument: str) -> str:
+def _escape(argument: str) -> str:
     """Escape an argument for CMake's quotes; variable references are kept."""
     return argument.replace("\\", "\\\\").replace('"', '\\"')

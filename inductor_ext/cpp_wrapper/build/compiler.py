@@ -26,7 +26,7 @@ from inductor_ext import settings
 from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target
 from inductor_ext.cpp_wrapper.cache import cache
 
-__all__ = ["RUNTIME", "Compiler", "Fixed", "Unit"]
+__all__ = ["RUNTIME", "Compiler", "PrebuiltRuntime", "Unit"]
 
 RUNTIME = pathlib.Path(__file__).parent.parent / "runtime"
 """The C++ sources that are the same for all models."""
@@ -62,8 +62,9 @@ class Unit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed:
-    """The cached runtime and headers; the paths are valid only inside `Compiler.fixed`."""
+class PrebuiltRuntime:
+    """The cached runtime and headers; the paths are valid only inside
+    `Compiler.prebuilt_runtime`."""
 
     objects: tuple[str, ...]
     headers: dict[Purpose, str]
@@ -110,7 +111,7 @@ class Compiler:
     def _code_flags(self, purpose: Purpose) -> list[str]:
         """Return the flags for code generation, which are valid on every machine."""
         options = self._options[purpose]
-        flags = [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
+        flags = [flag for flag in _with_dashes(options.get_cflags()) if flag not in _DROPPED_FLAGS]
         if self.settings.aot_debug_info:
             flags.append("-g1")
         passed = _split(options.get_passthrough_args())
@@ -120,7 +121,7 @@ class Compiler:
     def link_command(self, objects: Sequence[str], output: str) -> list[str]:
         """Return the command that links a shared object."""
         options = self._options["link"]
-        flags = [flag for flag in _dashed(options.get_cflags()) if flag not in _DROPPED_FLAGS]
+        flags = [flag for flag in _with_dashes(options.get_cflags()) if flag not in _DROPPED_FLAGS]
         return [
             *self.program,
             *objects,
@@ -130,7 +131,7 @@ class Compiler:
             *_LINKING,
             "-o",
             output,
-            *_dashed(options.get_ldflags()),
+            *_with_dashes(options.get_ldflags()),
             *(f"-l{library}" for library in options.get_libraries()),
             *(f"-L{folder}" for folder in options.get_libraries_dirs()),
             *(flag for flag in _split(options.get_passthrough_args()) if not flag.startswith("-m")),
@@ -149,7 +150,7 @@ class Compiler:
             *self.compile_flags(purpose),
             # -mtune=native and similar flags depend on the machine.
             *self.target.features,
-            *_model_of_cpu(),
+            *_cpu_model(),
         ]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -187,15 +188,15 @@ class Compiler:
         loader compiles in a directory that only it knows, so there is no version script.
         """
         compiling, linking = self._options["kernel"], self._options["link"]
-        flags = [flag for flag in _dashed(linking.get_cflags()) if flag not in _DROPPED_FLAGS]
+        flags = [flag for flag in _with_dashes(linking.get_cflags()) if flag not in _DROPPED_FLAGS]
         return {
-            "compile": self._described(
+            "compile": self._describe_options(
                 compiling,
                 definitions=[*self._definitions("kernel"), *_interface_definitions()],
                 include_dirs=compiling.get_include_dirs(),
                 passthrough_args=self._code_flags("kernel"),
             ),
-            "linker": self._described(
+            "linker": self._describe_options(
                 linking,
                 ldflags=linking.get_ldflags(),
                 libraries_dirs=linking.get_libraries_dirs(),
@@ -204,14 +205,14 @@ class Compiler:
             ),
         }
 
-    def _described(self, options: Any, **given: list[str]) -> dict[str, Any]:
+    def _describe_options(self, options: Any, **values: list[str]) -> dict[str, Any]:
         lists = (
             *("definitions", "include_dirs", "cflags", "ldflags"),
             *("libraries_dirs", "libraries", "passthrough_args"),
         )
         return {
             "compiler": options.get_compiler(),
-            **{name: [item for item in given.get(name, ()) if item] for name in lists},
+            **{name: [item for item in values.get(name, ()) if item] for name in lists},
             "aot_mode": options.get_aot_mode(),
             "use_relative_path": options.get_use_relative_path(),
             "compile_only": options.get_compile_only(),
@@ -219,7 +220,7 @@ class Compiler:
 
     # --- compilation ------------------------------------------------------------------------------
 
-    def compile(self, units: Sequence[Unit], fixed: Fixed) -> None:
+    def compile(self, units: Sequence[Unit], runtime: PrebuiltRuntime) -> None:
         """Compile units in parallel.
 
         Raises:
@@ -228,7 +229,7 @@ class Compiler:
         """
         commands = []
         for unit in units:
-            header = fixed.headers.get(unit.purpose)
+            header = runtime.headers.get(unit.purpose)
             commands.append(
                 [
                     *self.program,
@@ -256,19 +257,19 @@ class Compiler:
             _run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", output])
 
     @contextlib.contextmanager
-    def fixed(self) -> Iterator[Fixed]:
+    def prebuilt_runtime(self) -> Iterator[PrebuiltRuntime]:
         """Provide the runtime and headers shared by all models, from the cache or compiled now."""
         with contextlib.ExitStack() as stack:
-            runtime = stack.enter_context(self._kept("runtime", self._build_runtime))
-            objects = tuple(sorted(str(path) for path in runtime.glob("*.o")))
+            library = stack.enter_context(self._cached("runtime", self._build_runtime))
+            objects = tuple(sorted(str(path) for path in library.glob("*.o")))
             headers: dict[Purpose, str] = {}
             if self._precompiles():
                 for purpose in ("wrapper", "kernel"):
                     folder = stack.enter_context(
-                        self._kept(purpose, lambda path, p=purpose: self._build_header(path, p))
+                        self._cached(purpose, lambda path, p=purpose: self._build_header(path, p))
                     )
                     headers[purpose] = str(folder / "prefix.h")
-            yield Fixed(objects, headers)
+            yield PrebuiltRuntime(objects, headers)
 
     def _precompiles(self) -> bool:
         from torch._inductor import config
@@ -279,11 +280,11 @@ class Compiler:
         )
 
     @contextlib.contextmanager
-    def _kept(self, what: str, build: Any) -> Iterator[pathlib.Path]:
+    def _cached(self, what: str, build: Any) -> Iterator[pathlib.Path]:
         """Yield a directory that `build` has filled, in this process or an earlier one."""
         purpose: Purpose = "kernel" if what == "kernel" else "wrapper"
-        fixed = "" if what == "kernel" else _runtime_key()
-        parts = (what, _FORMAT, fixed, self.device_type, self.identity(purpose))
+        sources = "" if what == "kernel" else _runtime_key()
+        parts = (what, _FORMAT, sources, self.device_type, self.identity(purpose))
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         if self.settings.artifact_cache:
             store = cache.open_store(self.settings)
@@ -293,8 +294,8 @@ class Compiler:
                     return
             with store.lock(key):
                 with store.get(key) as folder:
-                    found = folder is not None
-                if not found:
+                    exists = folder is not None
+                if not exists:
                     with store.publish(key) as target_folder:
                         build(target_folder)
             with store.get(key) as folder:
@@ -346,7 +347,7 @@ def _options(**arguments: Any) -> Any:
     return CppTorchDeviceOptions(**arguments)
 
 
-def _dashed(flags: Sequence[str]) -> list[str]:
+def _with_dashes(flags: Sequence[str]) -> list[str]:
     return [f"-{flag}" for flag in flags if flag]
 
 
@@ -366,7 +367,7 @@ def _interface_definitions() -> list[str]:
     return ["INDUCTOR_EXT_CONSTANT_PAIRS"] if "AOTInductorConstantMapEntry" in text else []
 
 
-def _model_of_cpu() -> list[str]:
+def _cpu_model() -> list[str]:
     try:
         with open("/proc/cpuinfo") as file:
             lines = file.read(2000).splitlines()
@@ -388,6 +389,6 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
 def _run(command: Sequence[str]) -> None:
     from torch._inductor.exc import CppCompileError
 
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        raise CppCompileError(list(command), done.stdout + done.stderr)
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode != 0:
+        raise CppCompileError(list(command), process.stdout + process.stderr)

@@ -55,11 +55,11 @@ def _name(flag: str) -> str:
 
 def parse_cpuinfo(text: str) -> frozenset[str]:
     """Return the features of the first processor in the text of /proc/cpuinfo."""
-    found = re.search(r"^(flags|Features)\s*:(.*)\n", text, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^(flags|Features)\s*:(.*)\n", text, re.MULTILINE)
+    if match is None:
         return frozenset()
-    flags = {_name(flag) for flag in found[2].split()}
-    if found[1] == "flags" and "avx" in flags:
+    flags = {_name(flag) for flag in match[2].split()}
+    if match[1] == "flags" and "avx" in flags:
         # The kernel lists AVX only if it saves the wide registers, which is what osxsave means.
         flags.add("osxsave")
     return frozenset(flags)

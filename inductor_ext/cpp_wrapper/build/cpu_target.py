@@ -55,8 +55,8 @@ def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
     else:
         level = "x86-64-v2"
     beyond = {name for name in _BEYOND if f"-m{name}" in flags}
-    needed = cpu_isa.features_of(level) | beyond
-    return Target((f"-march={level}", "-mtune=native", *flags), tuple(sorted(needed)))
+    required = cpu_isa.features_of(level) | beyond
+    return Target((f"-march={level}", "-mtune=native", *flags), tuple(sorted(required)))
 
 
 def inductor_options(level: str) -> dict[str, object]:
@@ -86,6 +86,6 @@ def current() -> Target:
     """Return the target of the current compile: that of the vector ISA that Inductor picks."""
     from torch._inductor import cpu_vec_isa
 
-    picked = cpu_vec_isa.pick_vec_isa()
-    flags = "" if picked == cpu_vec_isa.invalid_vec_isa else picked.build_arch_flags()
+    isa = cpu_vec_isa.pick_vec_isa()
+    flags = "" if isa == cpu_vec_isa.invalid_vec_isa else isa.build_arch_flags()
     return of(flags, platform.machine(), cpu_isa.machine_features() or frozenset())

@@ -9,6 +9,7 @@ included.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -39,7 +40,7 @@ def gencode_options(architecture: str | None = None) -> list[str]:
 def architectures(options: Sequence[str]) -> tuple[str, ...]:
     """Return the images that `gencode_options` requests: ("sm_80", "compute_80")."""
     images = (re.findall(r"(?:sm|compute)_\w+", option.partition("code=")[2]) for option in options)
-    return tuple(image for found in images for image in found)
+    return tuple(itertools.chain.from_iterable(images))
 
 
 def build(kernel: Mapping[str, Any], output: str) -> None:
@@ -55,9 +56,9 @@ def build(kernel: Mapping[str, Any], output: str) -> None:
     from torch._inductor.exc import CUDACompileError
 
     command = _command(kernel, output)
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        raise CUDACompileError(command, done.stdout + done.stderr)
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode != 0:
+        raise CUDACompileError(command, process.stdout + process.stderr)
 
 
 def _command(kernel: Mapping[str, Any], output: str) -> list[str]:

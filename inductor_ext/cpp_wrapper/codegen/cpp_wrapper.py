@@ -15,19 +15,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
-from inductor_ext import _compat, events, exc
-from inductor_ext.cpp_wrapper.build import cpu_target
-from inductor_ext.cpp_wrapper.codegen import (
-    extern_nodes,
-    input_checks,
-    split_units,
-    weights_layout,
-)
+from inductor_ext import _compat, events
+from inductor_ext.cpp_wrapper.codegen import split_units, upstream_fixes, weights_layout
+from inductor_ext.cpp_wrapper.codegen.model_info import ModelInfo
 from inductor_ext.cpp_wrapper.codegen.split_units import Section
 from inductor_ext.cpp_wrapper.signature import from_graph
 from inductor_ext.cpp_wrapper.signature.conditions import add_guards
@@ -35,24 +29,11 @@ from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
 from inductor_ext.settings import Settings
 
-if TYPE_CHECKING:
-    import torch
-
-__all__ = [
-    "AotWrapper",
-    "GridScratch",
-    "LoopOutputs",
-    "constants_with_values",
-    "generator",
-    "original_name",
-    "signature_given",
-    "supported",
-    "weights_included",
-]
+__all__ = ["AotWrapper", "check_against", "generator", "supported"]
 
 
 @contextlib.contextmanager
-def signature_given(signature: Signature | None) -> Iterator[None]:
+def check_against(signature: Signature | None) -> Iterator[None]:
     """Make models check inputs against `signature`; None derives the signature from the graph."""
     with context.enter(signature=signature):
         yield
@@ -118,8 +99,8 @@ def generator(stock: Any, settings: Settings) -> Any:
         )
     mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
     if stock is CppWrapperGpu and not _compat.scratch_covers_grid():
-        mixed = (*mixed, GridScratch)
-    return _Constructor(_wrapper_class(stock, (*mixed, LoopOutputs)), settings)
+        mixed = (*mixed, upstream_fixes.GridScratch)
+    return _Constructor(_wrapper_class(stock, (*mixed, upstream_fixes.LoopOutputs)), settings)
 
 
 @functools.cache
@@ -152,26 +133,6 @@ class _Constructor:
             listed = {id(node) for node in nodes}
             nodes.extend(node for node in _operators_of_folding(V.graph) if id(node) not in listed)
         return wrapper
-
-
-def constants_with_values(graph: Any) -> dict[str, torch.Tensor]:
-    """Return the constants stored with the model: all that are not folded at run time."""
-    return {
-        name: graph.get_original_value_of_constant(name)
-        for name in graph.constants
-        if name not in graph.folded_constants
-    }
-
-
-def c_string(text: str) -> str:
-    """Return a C++ string literal."""
-    return '"' + "".join(map(_octal, text.encode())) + '"'
-
-
-def _octal(byte: int) -> str:
-    # An octal escape ends after three digits; a hexadecimal one extends over all hex digits.
-    plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
-    return chr(byte) if plain else f"\\{byte:03o}"
 
 
 class AotWrapper:
@@ -217,10 +178,10 @@ class AotWrapper:
             # The code of profiled kernels reports their arguments in an unordered_map.
             self.header.writeline("#include <unordered_map>")
         super().write_header()  # type: ignore[misc]
-        _remove_interface(self.header)
+        upstream_fixes.remove_interface(self.header)
 
     def _write_aoti_interface_header(self) -> None:
-        """Omit torch 2.13's interface; that of torch 2.11 is removed by `_remove_interface`."""
+        """Omit torch 2.13's interface; that of torch 2.11 is removed by `remove_interface`."""
 
     def generate(self: Any, is_inference: bool) -> Any:
         """Generate the code; for a constant-folding graph, keep the operators Inductor drops."""
@@ -329,125 +290,65 @@ class AotWrapper:
         """Emit the launchers before the code that calls them, with exact float parameters."""
         # CPU wrappers have no launchers.
         launchers = getattr(self, "_triton_call_wrappers", {})
-        launchers.update({name: _Launcher(stock) for name, stock in launchers.items()})
+        launchers.update({name: _Launcher(name, stock) for name, stock in launchers.items()})
         super().finalize_prefix()  # type: ignore[misc]
 
     # --- model description ------------------------------------------------------------------------
 
     def codegen_model_constructor(self: Any) -> None:
         """Describe the model by constant data, where torch's codegen emits constructor code."""
-        import torch
-        from torch._inductor import config
         from torch._inductor.virtualized import V
 
+        graph = V.graph
+        info = ModelInfo(graph, self.device, bool(_operators_of_folding(graph)))
+        self.weights_plan = info.weights_plan
+        self.model_signature = _current_signature()
         _mark(self.prefix, Section.FIRST)
-        graph = V.graph
-        aot = config.aot_inductor
-        values = constants_with_values(graph)
-        self.weights_plan = weights_layout.plan(values)
-        numbers = _Array("int64_t", "kNumbers")
-        opaque = _Array("uint8_t", "kOpaque")
-        rows = [self._constant_row(name, numbers, opaque) for name in graph.constants]
-        folded = _folded_constants(graph)
-        inputs, outputs = list(graph.graph_inputs), len(graph.graph_outputs)
-        self.prefix.writeline("namespace {")
-        for array in (numbers, opaque):
-            self.prefix.writeline(array.declaration())
-        _write_table(self.prefix, "const char* const", "kInputNames", map(c_string, inputs))
-        names = (c_string(f"output{index}") for index in range(outputs))
-        _write_table(self.prefix, "const char* const", "kOutputNames", names)
-        _write_table(self.prefix, "const size_t", "kFolded", map(str, folded))
-        _write_table(self.prefix, "const inductor_ext::Constant", "kConstants", rows)
-        self.prefix.splice(
-            """
-            std::unique_ptr<AOTInductorModelKernelsBase> make_kernels() {
-                return std::make_unique<AOTInductorModelKernels>();
-            }
-            }  // namespace
-            }  // namespace torch::aot_inductor
-            """
-        )
-        self.model_signature = _signature_at_hand()
-        if self.settings.aot_check_inputs:
-            self.prefix.writeline('#include "checks.h"')
-            self.prefix.splice(input_checks.render(self.model_signature))
-        self.prefix.splice(
-            """
-            namespace inductor_ext {
-            using namespace torch::aot_inductor;
-            """
-        )
-        fields = (
-            "kInputNames",
-            len(inputs),
-            "kOutputNames",
-            outputs,
-            "kConstants",
-            len(rows),
-            "kFolded",
-            len(folded),
-            self.weights_plan.bytes,
-            "true" if weights_included() else "false",
-            "true" if aot.use_runtime_constant_folding else "false",
-            "true" if _operators_of_folding(graph) else "false",
-            "true" if _has_enumerations(graph) else "false",
-            "true" if extern_nodes.takes_export_numbers() else "false",
-            c_string(torch.__version__),
-            c_string(aot.serialized_in_spec),
-            c_string(aot.serialized_out_spec),
-            c_string(",".join(cpu_target.current().features)),
-            "make_kernels",
-            "check_inputs" if self.settings.aot_check_inputs else "nullptr",
-        )
-        self.prefix.writeline("extern const ModelInfo model_info = {")
-        for field in fields:
-            self.prefix.writeline(f"    {field},")
-        self.prefix.splice(
-            """
-            };
-            }  // namespace inductor_ext
-            namespace torch::aot_inductor {
-            """
-        )
+        checks_inputs = self.settings.aot_check_inputs
+        info.write(self.prefix, self.model_signature if checks_inputs else None)
         _mark(self.prefix, Section.SHARED)
-
-    def _constant_row(self: Any, name: str, numbers: _Array, opaque: _Array) -> str:
-        import torch
-        from torch._inductor.virtualized import V
-
-        graph = V.graph
-        tensor = graph.get_original_value_of_constant(name)
-        if tensor.device.type not in (self.device, "cpu"):
-            raise exc.ForeignConstantError(
-                name=original_name(graph, name), actual=tensor.device, device=self.device
-            )
-        folded = name in graph.folded_constants
-        metadata: list[int] = []
-        if tensor.is_mkldnn:
-            metadata = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).tolist()
-        layout = str(tensor.layout).removeprefix("torch.")
-        fields = (
-            c_string(name),
-            c_string(original_name(graph, name)),
-            f"aoti_torch_dtype_{str(tensor.dtype).removeprefix('torch.')}",
-            f"aoti_torch_device_type_{tensor.device.type}",
-            f"aoti_torch_layout_{layout}",
-            numbers.add(tensor.size()),
-            # A tensor with an opaque layout has no strides.
-            numbers.add(() if tensor.is_mkldnn else tensor.stride()),
-            tensor.dim(),
-            0 if tensor.is_mkldnn else tensor.storage_offset(),
-            0 if folded else self.weights_plan.sizes[name],
-            0 if folded else self.weights_plan.offsets[name],
-            opaque.add(metadata) if metadata else "nullptr",
-            len(metadata),
-            f"torch::aot_inductor::ConstantType::{_kind(graph, name)}",
-            "true" if folded else "false",
-        )
-        return f"{{{', '.join(map(str, fields))}}}"
 
     def codegen_const_run_driver(self: Any) -> None:
         """Omit the driver: the runtime runs the constant-folding graph, with ModelInfo::folded."""
+
+
+def _current_signature() -> Signature:
+    """Return the exported program's signature, else one derived from the graph alone.
+
+    Without an exported program (`torch._inductor.aot_compile` inside an activation) inputs have the
+    graph's names, and torch.export's guards are not known.
+    """
+    from torch._inductor.virtualized import V
+
+    signature: Signature | None = context.current().signature
+    if signature is not None and _fits(signature, V.graph):
+        # All code is generated by now, so its assumptions about sizes are known.
+        return add_guards(signature, V.graph.sizevars.shape_env)
+    return from_graph.derive_signature(V.graph)
+
+
+def _fits(signature: Signature, graph: Any) -> bool:
+    """Whether the graph takes the signature's tensors; it may be another graph's by mistake."""
+    return len(signature.tensors) == len(graph.graph_inputs)
+
+
+def _operators_of_folding(graph: Any) -> tuple[Any, ...]:
+    wrapper = getattr(graph.const_module, "wrapper_code", None)
+    return wrapper.operators if isinstance(wrapper, AotWrapper) else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Launcher:
+    """Generator of the C++ function that launches a Triton kernel, in a section of its own."""
+
+    function: str
+    stock: Any
+
+    def generate(self, wrapper: Any) -> None:
+        """Append the function to the wrapper's prefix."""
+        _mark(wrapper.prefix, Section.LAUNCHER, self.function)
+        upstream_fixes.generate_launcher(self.stock, wrapper)
+        _mark(wrapper.prefix, Section.SHARED)
 
 
 def _mark(buffer: Any, section: Section, function: str = "") -> None:
@@ -464,236 +365,3 @@ def _marks_and_lines(buffer: Any) -> Iterator[split_units.Mark | str]:
         text = line() if callable(line) else line
         if isinstance(text, (split_units.Mark, str)):
             yield text
-
-
-class GridScratch:
-    """Mixin for torch's GPU wrapper: allocates Triton scratch memory for every CTA of a launch.
-
-    A kernel that creates TMA descriptors writes them to memory that its launcher allocates; each
-    CTA uses its own part. torch 2.11 allocates the size of one CTA, and the others write out of
-    bounds.
-    """
-
-    def generate_args_decl(
-        self,
-        code: Any,
-        call_args: Any,
-        arg_types: Any,
-        arg_signatures: Any,
-        is_triton_kernel: bool = True,
-        scratch_spaces: Mapping[str, int] | None = None,
-    ) -> str:
-        """Declare a launch's arguments, with scratch sizes multiplied by the grid.
-
-        Scratch comes from torch's allocator for the current stream, like other buffers, with more
-        than the alignment that Triton requires. It is freed once the kernel is enqueued.
-        """
-        spaces = {name: _OfGrid(size) for name, size in (scratch_spaces or {}).items()}
-        arguments: str = super().generate_args_decl(  # type: ignore[misc]
-            code, call_args, arg_types, arg_signatures, is_triton_kernel, spaces
-        )
-        return arguments
-
-
-class LoopOutputs:
-    """Mixin for torch's wrappers: the outputs of a while_loop do not alias its carried inputs.
-
-    torch's C++ initializes the outputs as aliases of the carried inputs. If no iteration runs, they
-    remain aliases, and a later mutation of the input, or reuse of its memory, changes the output.
-    torch's Python wrapper clones them in that case (torch 2.11 to 2.14).
-    """
-
-    def codegen_while_loop(self: Any, while_loop: Any, stack_output: bool = False) -> None:
-        """Generate the loop, then clone the outputs that still alias their inputs."""
-        super().codegen_while_loop(while_loop, stack_output)  # type: ignore[misc]
-        for carried, name in _carried_outputs(self, while_loop):
-            # Empty tensors have no address and need no clone.
-            before = f"get_data_ptr_wrapper({carried.codegen_reference()})"
-            self.writeline(f"if ({name}.data_ptr() == {before}) {{")
-            self.writeline(f"    AtenTensorHandle {name}_own_handle;")
-            self.writeline(
-                "    AOTI_TORCH_ERROR_CODE_CHECK("
-                f"aoti_torch_clone_preserve_strides({name}, &{name}_own_handle));"
-            )
-            self.writeline(f"    {name} = RAIIAtenTensorHandle({name}_own_handle);")
-            self.writeline("}")
-
-
-def _carried_outputs(wrapper: Any, while_loop: Any) -> list[tuple[Any, str]]:
-    """Return carried inputs with their outputs' variables, except outputs mutated in place."""
-    find = getattr(wrapper, "_get_while_loop_carried_output_names", None)
-    if find is None:  # torch 2.11, 2.12
-        names = [output.get_name() for output in while_loop.outputs]
-    else:
-        names = find(while_loop)
-    changed = {output.get_name() for output in while_loop.mutation_outputs}
-    pairs = zip(while_loop.carried_inputs, names, strict=False)
-    return [(carried, name) for carried, name in pairs if name not in changed]
-
-
-class _OfGrid(int):
-    """Bytes per CTA, printed into the code as the bytes for all CTAs of a launch."""
-
-    def __str__(self) -> str:
-        return f"int64_t({int(self)}) * grid_0 * grid_1 * grid_2"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Launcher:
-    """Wrapper of torch's generator for the C++ function that launches a Triton kernel.
-
-    torch declares the function's scalar parameters by their Python class: int64_t for any
-    expression, which truncates a float of the graph, and float for a float, although a kernel may
-    need all 53 bits of a double. Here a parameter is double if the kernel's signature has a float
-    type for it.
-    """
-
-    stock: Any
-
-    def generate(self, wrapper: Any) -> None:
-        """Append the function to the wrapper's prefix."""
-        from torch._inductor.codecache import CudaKernelParamCache
-
-        # torch 2.13 may write two files at once.
-        buffers = [wrapper.prefix, *filter(None, [getattr(wrapper.prefix, "aot", None)])]
-        starts = [len(buffer._lines) for buffer in buffers]
-        _mark(wrapper.prefix, Section.LAUNCHER, self.stock.wrapper_name)
-        self.stock.generate(wrapper)
-        _mark(wrapper.prefix, Section.SHARED)
-        kernel = CudaKernelParamCache.get(self.stock.kernel_name) or {}
-        declared = {
-            f"{declaration} {name},": f"double {name},"
-            for name, kind in kernel["triton_meta"]["signature"].items()
-            if kind in ("fp16", "bf16", "fp32", "fp64")
-            for declaration in ("int64_t", "float")
-        }
-        for buffer, start in zip(buffers, starts, strict=True):
-            buffer._lines[start:] = [
-                declared.get(str(line).strip(), line) for line in buffer._lines[start:]
-            ]
-
-
-def _signature_at_hand() -> Signature:
-    """Return the exported program's signature, else one derived from the graph alone.
-
-    Without an exported program (`torch._inductor.aot_compile` inside an activation) inputs have the
-    graph's names, and torch.export's guards are not known.
-    """
-    from torch._inductor.virtualized import V
-
-    given: Signature | None = context.current().signature
-    if given is not None and _fits(given, V.graph):
-        # All code is generated by now, so its assumptions about sizes are known.
-        return add_guards(given, V.graph.sizevars.shape_env)
-    return from_graph.derive_signature(V.graph)
-
-
-def _fits(signature: Signature, graph: Any) -> bool:
-    """Whether the graph takes the signature's tensors; it may be another graph's by mistake."""
-    return len(signature.tensors) == len(graph.graph_inputs)
-
-
-class _Array:
-    """Many small integer arrays in one C++ array, which costs the compiler almost nothing."""
-
-    def __init__(self, element: str, name: str) -> None:
-        self.element, self.name = element, name
-        self.values: list[int] = []
-
-    def add(self, values: Iterable[int]) -> str:
-        """Append `values` and return the C++ expression for their address."""
-        start = len(self.values)
-        self.values.extend(map(int, values))
-        return f"{self.name} + {start}"
-
-    def declaration(self) -> str:
-        """Return the array's declaration, with a dummy element if empty, as C++ requires."""
-        values = ", ".join(map(str, self.values or [0]))
-        return f"[[maybe_unused]] constexpr {self.element} {self.name}[] = {{{values}}};"
-
-
-def _write_table(buffer: Any, element: str, name: str, rows: Iterable[str]) -> None:
-    rows = list(rows)
-    if not rows:
-        # A null pointer; if it were not const itself, it would be read at library load time.
-        buffer.writeline(f"{element}* const {name} = nullptr;")
-        return
-    buffer.writeline(f"{element} {name}[] = {{")
-    for row in rows:
-        buffer.writeline(f"    {row},")
-    buffer.writeline("};")
-
-
-def weights_included() -> bool:
-    """Whether the model is packaged with its weights, in whatever file."""
-    from torch._inductor import config
-
-    aot = config.aot_inductor
-    return bool(
-        aot.package_constants_in_so or aot.package_constants_on_disk_format == "binary_blob"
-    )
-
-
-def _operators_of_folding(graph: Any) -> tuple[Any, ...]:
-    wrapper = getattr(graph.const_module, "wrapper_code", None)
-    return wrapper.operators if isinstance(wrapper, AotWrapper) else ()
-
-
-def _has_enumerations(graph: Any) -> bool:
-    """Whether operators called by name take enum values that depend on the torch version."""
-    from torch._inductor.virtualized import V
-
-    nodes = V.extern_kernel_nodes
-    return bool(nodes) and extern_nodes.has_enumerations(graph.extern_node_serializer(nodes))
-
-
-def _folded_constants(graph: Any) -> list[int]:
-    """Return the index of the constant that each output of the constant-folding graph computes."""
-    places = {name: index for index, name in enumerate(graph.constants)}
-    results = [0] * len(graph.const_output_index)
-    for name, output in graph.const_output_index.items():
-        results[output] = places[name]
-    return results
-
-
-def original_name(graph: Any, name: str) -> str:
-    """Return the constant's fully qualified name (FQN) in the exported model."""
-    known: Mapping[str, str] = graph.dynamo_flat_name_to_original_fqn
-    return known.get(name) or str(graph.allocated_constant_name[name])
-
-
-def _kind(graph: Any, name: str) -> str:
-    """Return the name of the constant's torch::aot_inductor::ConstantType."""
-    from torch._inductor.utils import normalize_name
-
-    if name in graph.folded_constants:
-        return "FoldedConstant"
-    if name.startswith("_tensor_constant"):
-        return "TensorConstant"
-    if any(name == normalize_name(parameter) for parameter in graph.named_parameters):
-        return "Parameter"
-    if any(name == normalize_name(buffer) for buffer in graph.named_buffers):
-        return "Buffer"
-    return "Unknown"
-
-
-_STOCK_MODEL = "#include <torch/csrc/inductor/aoti_include/common.h>"
-"""torch 2.13's include for a graph without a device; it contains torch's model classes."""
-
-
-def _remove_interface(header: Any) -> None:
-    """Remove torch's model classes, and the interface that torch 2.11 pastes into every model."""
-    from torch._inductor.codegen import cpp_wrapper_cpu
-
-    header._lines[:] = [line for line in header._lines if str(line).strip() != _STOCK_MODEL]
-
-    path = pathlib.Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
-    pasted = [line.strip() for line in path.read_text().splitlines()]
-    pasted = [line for line in pasted if line]
-    present = [(index, str(line).strip()) for index, line in enumerate(header._lines)]
-    present = [(index, line) for index, line in present if line]
-    for start in range(len(present) - len(pasted) + 1):
-        window = present[start : start + len(pasted)]
-        if all(line == wanted for (_, line), wanted in zip(window, pasted, strict=True)):
-            del header._lines[window[0][0] : window[-1][0] + 1]
-            return

@@ -15,7 +15,7 @@ from typing import Any
 
 from inductor_ext.cpp_wrapper.codegen import input_checks
 
-__all__ = ["for_executor", "has_enumerations", "renumbered", "takes_export_numbers"]
+__all__ = ["for_executor", "has_enumerations", "renumber", "takes_export_numbers"]
 
 _CONVERTER = "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h"
 
@@ -35,7 +35,7 @@ def takes_export_numbers() -> bool:
 
 def for_executor(text: str) -> str:
     """Return the extern kernel nodes' JSON in the form that this torch's proxy executor reads."""
-    return text if takes_export_numbers() else json.dumps(renumbered(json.loads(text)))
+    return text if takes_export_numbers() else json.dumps(renumber(json.loads(text)))
 
 
 def has_enumerations(text: str) -> bool:
@@ -43,10 +43,10 @@ def has_enumerations(text: str) -> bool:
     return any(f'"{key}"' in text for key in ("as_scalar_type", "as_layout", "as_memory_format"))
 
 
-def renumbered(value: Any) -> Any:
+def renumber(value: Any) -> Any:
     """Return parsed JSON with torch.export's enum values replaced by c10's."""
     if isinstance(value, list):
-        return [renumbered(item) for item in value]
+        return [renumber(item) for item in value]
     if not isinstance(value, dict):
         return value
     numbers: dict[str, Callable[[int], int]] = {
@@ -55,7 +55,7 @@ def renumbered(value: Any) -> Any:
         "as_memory_format": _MEMORY_FORMATS.__getitem__,
     }
     return {
-        key: numbers[key](item) if key in numbers and isinstance(item, int) else renumbered(item)
+        key: numbers[key](item) if key in numbers and isinstance(item, int) else renumber(item)
         for key, item in value.items()
     }
 

@@ -29,7 +29,7 @@ from inductor_ext.cpp_wrapper.signature.signature import (
     TensorInput,
 )
 
-__all__ = ["DEVICE_TYPES", "DTYPES", "render"]
+__all__ = ["DEVICE_TYPES", "DTYPES", "c_bool", "c_string", "render"]
 
 DTYPES = (
     *("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32"),
@@ -107,30 +107,8 @@ class _Tables:
         return self.programs[text]
 
     def text(self) -> str:
-        inputs = self.signature.tensors
-        # Two passes: an earlier input's expression may need a symbol that a later input defines.
-        rules: dict[tuple[int, bool], list[tuple[str, int, int] | Node]] = {}
-        for numbers in (True, False):
-            for index, inp in enumerate(inputs):
-                if isinstance(inp, SymbolInput) != numbers:
-                    continue
-                for stride, extents in _extents(inp):
-                    rules[index, stride] = [
-                        self.rule(inp, index, stride, dimension, extent)
-                        for dimension, extent in enumerate(extents)
-                    ]
-        rows: list[str] = []
-        specs: list[str] = []
-        indexed = _several_indices(inputs)
-        for index, inp in enumerate(inputs):
-            starts: list[str] = []
-            late = False
-            for stride, extents in _extents(inp):
-                starts.append(f"extents + {len(rows)}" if extents else "nullptr")
-                for rule, extent in zip(rules[index, stride], extents, strict=True):
-                    late |= not isinstance(rule, tuple)
-                    rows.append(self.extent(inp, rule, extent))
-            specs.append(_spec(inp, starts, late, indexed, self.shape_text(inp)))
+        """Return the tables and the function."""
+        rows, specs = self.input_rows()
         constraints = [self.constraint(constraint) for constraint in self.signature.constraints]
         tables = {
             "int64_t programs": _rows(self.words),
@@ -164,6 +142,34 @@ class _Tables:
             "}  // namespace inductor_ext",
         ]
         return "\n".join(lines) + "\n"
+
+    def input_rows(self) -> tuple[list[str], list[str]]:
+        """Return the rows of the tables of extents and of inputs, and determine the symbols."""
+        inputs = self.signature.tensors
+        # Two passes: an earlier input's expression may need a symbol that a later input defines.
+        rules: dict[tuple[int, bool], list[tuple[str, int, int] | Node]] = {}
+        for numbers in (True, False):
+            for index, input_ in enumerate(inputs):
+                if isinstance(input_, SymbolInput) != numbers:
+                    continue
+                for stride, extents in _extents(input_):
+                    rules[index, stride] = [
+                        self.rule(input_, index, stride, dimension, extent)
+                        for dimension, extent in enumerate(extents)
+                    ]
+        rows: list[str] = []
+        specs: list[str] = []
+        indexed = _several_indices(inputs)
+        for index, input_ in enumerate(inputs):
+            starts: list[str] = []
+            late = False
+            for stride, extents in _extents(input_):
+                starts.append(f"extents + {len(rows)}" if extents else "nullptr")
+                for rule, extent in zip(rules[index, stride], extents, strict=True):
+                    late |= not isinstance(rule, tuple)
+                    rows.append(self.extent(input_, rule, extent))
+            specs.append(_spec(input_, starts, late, indexed, self.shape_text(input_)))
+        return rows, specs
 
     def rule(
         self,
@@ -208,10 +214,10 @@ class _Tables:
                 solved = list(self.symbols)[index]
                 names = {name: text for name, text in self.names.items() if name != solved}
                 shown = expression.show(expression.parse(str(extent)), names)
-                text = _literal(f"{shown} for a whole number {solved}")
+                text = c_string(f"{shown} for a whole number {solved}")
             return f"{{Rule::{kind}, {index}, {value}, {text}}}"
         self.require(input_.name, str(extent), rule)
-        text = _literal(expression.show(rule, self.names))
+        text = c_string(expression.show(rule, self.names))
         return f"{{Rule::derived, {self.program(rule)}, 0, {text}}}"
 
     def require(self, name: str, text: str, node: Node) -> None:
@@ -227,8 +233,8 @@ class _Tables:
         low = _LOWEST if limits.min is None else max(limits.min, _LOWEST)
         high = _HIGHEST if limits.max is None else min(limits.max, _HIGHEST)
         return (
-            f"{{{_literal(symbol.text)}, {_number(low)}, {_number(high)}, {symbol.input}, "
-            f"{symbol.dimension}, {_flag(symbol.stride)}, {_flag(symbol.plain)}}}"
+            f"{{{c_string(symbol.text)}, {_number(low)}, {_number(high)}, {symbol.input}, "
+            f"{symbol.dimension}, {c_bool(symbol.stride)}, {c_bool(symbol.plain)}}}"
         )
 
     def constraint(self, text: str) -> str:
@@ -240,7 +246,7 @@ class _Tables:
                 self.symbols[name].plain and divisor > 0
             ):
                 symbol, multiple = self.numbers[name], divisor
-        shown = _literal(expression.show(node, self.names))
+        shown = c_string(expression.show(node, self.names))
         return f"{{{shown}, {self.program(node)}, {symbol}, {multiple}}}"
 
     def shape_text(self, input_: TensorInput | SymbolInput) -> str:
@@ -266,7 +272,7 @@ def _place(input_: TensorInput | SymbolInput, stride: bool, dimension: int) -> s
 
 def _several_indices(inputs: Sequence[TensorInput | SymbolInput]) -> bool:
     """Whether tensors are on several devices of one type, so that the device index matters."""
-    devices = {inp.device for inp in inputs if isinstance(inp, TensorInput)}
+    devices = {input_.device for input_ in inputs if isinstance(input_, TensorInput)}
     types = [device.partition(":")[0] for device in devices if ":" in device]
     return len(types) != len(set(types))
 
@@ -287,8 +293,9 @@ def _spec(
         if value not in known:
             raise exc.UncheckableInputError(name=input_.name, why=f"its {kind} is {value}")
     return (
-        f"{{{_literal(input_.name)}, {_literal(shape)}, {starts[0]}, {starts[1]}, {rank}, "
-        f"{DTYPES.index(dtype)}, {DEVICE_TYPES[device]}, {index}, Number::{number}, {_flag(late)}}}"
+        f"{{{c_string(input_.name)}, {c_string(shape)}, {starts[0]}, {starts[1]}, {rank}, "
+        f"{DTYPES.index(dtype)}, {DEVICE_TYPES[device]}, {index}, Number::{number}, "
+        f"{c_bool(late)}}}"
     )
 
 
@@ -358,7 +365,8 @@ def _rows(words: Sequence[int]) -> list[str]:
     return [", ".join(map(_number, words[i : i + 20])) for i in range(0, len(words), 20)]
 
 
-def _flag(value: bool) -> str:
+def c_bool(value: object) -> str:
+    """Return a C++ boolean literal."""
     return "true" if value else "false"
 
 
@@ -366,7 +374,7 @@ def _number(value: int) -> str:
     return {_LOWEST: "INT64_MIN", _HIGHEST: "INT64_MAX"}.get(value, str(value))
 
 
-def _literal(text: str) -> str:
+def c_string(text: str) -> str:
     """Return a C++ string literal; bytes that are not printable ASCII are escaped."""
     plain = {ord(" "), *range(0x21, 0x7F)} - {ord('"'), ord("\\"), ord("?")}
     return '"' + "".join(chr(b) if b in plain else f"\\{b:03o}" for b in text.encode()) + '"'

@@ -65,7 +65,7 @@ def plan(constants: Mapping[str, torch.Tensor]) -> Plan:
     """Assign offsets to the storages of `constants`, in order, once per storage."""
     offsets: dict[str, int] = {}
     sizes: dict[str, int] = {}
-    seen: dict[tuple[str, int, int], int] = {}
+    starts: dict[tuple[str, int, int], int] = {}
     end = 0
     for name, tensor in constants.items():
         size = nbytes(tensor)
@@ -73,30 +73,30 @@ def plan(constants: Mapping[str, torch.Tensor]) -> Plan:
         start = -(-end // ALIGNMENT) * ALIGNMENT
         if size and not tensor.is_mkldnn:
             key = (str(tensor.device), tensor.untyped_storage().data_ptr(), size)
-            start = seen.setdefault(key, start)
+            start = starts.setdefault(key, start)
         offsets[name] = start if size else 0
         end = max(end, start + size)
     return Plan(offsets, sizes, end)
 
 
-def write(file: IO[bytes], constants: Mapping[str, torch.Tensor], places: Plan) -> None:
-    """Write the weights of `places` to `file`, starting at its current position."""
-    for part in parts(constants, places):
+def write(file: IO[bytes], constants: Mapping[str, torch.Tensor], layout: Plan) -> None:
+    """Write the weights of `layout` to `file`, starting at its current position."""
+    for part in parts(constants, layout):
         file.write(part)
 
 
-def parts(constants: Mapping[str, torch.Tensor], places: Plan) -> Iterator[bytes | memoryview]:
+def parts(constants: Mapping[str, torch.Tensor], layout: Plan) -> Iterator[bytes | memoryview]:
     """Yield the contents of the weights file in pieces that are views of memory where possible."""
     position = 0
-    kept: tuple[StorageBytes, ...] = ()
+    storages: tuple[StorageBytes, ...] = ()
     for name, tensor in constants.items():
-        start, size = places.offsets[name], places.sizes[name]
+        start, size = layout.offsets[name], layout.sizes[name]
         if not size or start < position:
             continue
         yield b"\0" * (start - position)
         # A consumer may still use a storage's bytes when it requests those of the next one.
-        kept = (*kept[-1:], storage_bytes(tensor, size))
-        yield kept[-1].view
+        storages = (*storages[-1:], storage_bytes(tensor, size))
+        yield storages[-1].view
         position = start + size
 
 
@@ -118,18 +118,18 @@ def storage_bytes(tensor: torch.Tensor, size: int) -> StorageBytes:
     return StorageBytes(_view(storage.data_ptr(), size), storage)
 
 
-def footer(places: Plan) -> bytes:
+def footer(layout: Plan) -> bytes:
     """Return the bytes after weights appended to a shared object, by which it locates them."""
-    return places.bytes.to_bytes(8, "little") + _FOOTER_MAGIC
+    return layout.bytes.to_bytes(8, "little") + _FOOTER_MAGIC
 
 
-def append(path: str, constants: Mapping[str, torch.Tensor], places: Plan) -> None:
+def append(path: str, constants: Mapping[str, torch.Tensor], layout: Plan) -> None:
     """Append the weights to a shared object, where its runtime looks for them."""
     with open(path, "ab") as file:
         offset = -(-file.tell() // PAGE) * PAGE
         file.write(b"\0" * (offset - file.tell()))
-        write(file, constants, places)
-        file.write(footer(places))
+        write(file, constants, layout)
+        file.write(footer(layout))
 
 
 def _view(address: int, size: int) -> memoryview:

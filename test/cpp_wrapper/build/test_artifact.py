@@ -25,7 +25,11 @@ from torch._inductor.utils import run_and_get_cpp_code
 import inductor_ext
 from inductor_ext import events, exc
 from inductor_ext.cpp_wrapper.build import artifact, compiler, cpu_isa, cpu_target
-from inductor_ext.cpp_wrapper.codegen import cpp_wrapper, extern_nodes, weights_layout
+from inductor_ext.cpp_wrapper.codegen import (
+    extern_nodes,
+    upstream_fixes,
+    weights_layout,
+)
 from inductor_ext.hooks import activate
 from inductor_ext.hooks.records import CompileRecord
 
@@ -556,7 +560,7 @@ def test_enumeration_values_for_executors_without_conversion() -> None:
             {"name": "number", "arg": {"as_int": 8}},
         ]
     }
-    found = [next(iter(item["arg"].values())) for item in extern_nodes.renumbered(nodes)["inputs"]]
+    found = [next(iter(item["arg"].values())) for item in extern_nodes.renumber(nodes)["inputs"]]
     # c10's Double, BFloat16, Strided and ChannelsLast.
     assert found == [7, 15, 0, 2, 8]
 
@@ -675,7 +679,7 @@ def test_launchers_of_triton_kernels_take_floats_as_floats(monkeypatch: pytest.M
     monkeypatch.setattr(CudaKernelParamCache, "cache", kernels)
     wrapper = SimpleNamespace(prefix=IndentedBuffer())
     wrapper.prefix.writeline("float scale,")
-    cpp_wrapper._Launcher(Stock()).generate(wrapper)
+    upstream_fixes.generate_launcher(Stock(), wrapper)
     lines = [line.strip() for line in wrapper.prefix._lines]
     assert lines == ["float scale,", "int64_t n,", "double zuf0,", "double scale,"]
 

@@ -8,7 +8,6 @@ import pathlib
 import re
 import shutil
 import subprocess
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +18,7 @@ from hypothesis import strategies as st
 from torch.export import Dim
 
 from inductor_ext import events
-from inductor_ext.cpp_wrapper.build import artifact as build
-from inductor_ext.cpp_wrapper.build import compiler
+from inductor_ext.cpp_wrapper.build import artifact, compiler
 from inductor_ext.cpp_wrapper.codegen import split_units
 from test.support import aot_util, split_programs
 from test.support.split_programs import PROLOGUE, numbered, program, whole_text
@@ -421,9 +419,9 @@ def test_an_artifact_of_many_units_computes_the_same_bytes(
     compiled: list[str] = []
     real = compiler.Compiler.compile
 
-    def spy(self: Any, units: Sequence[compiler.Unit], fixed: compiler.Fixed) -> None:
+    def spy(self: Any, units: Sequence[compiler.Unit], runtime: compiler.PrebuiltRuntime) -> None:
         compiled.extend(pathlib.Path(unit.source).name for unit in units)
-        real(self, units, fixed)
+        real(self, units, runtime)
 
     monkeypatch.setattr(compiler.Compiler, "compile", spy)
     torch.manual_seed(0)
@@ -447,39 +445,37 @@ def test_an_artifact_of_many_units_computes_the_same_bytes(
 
 WHOLE = compiler.Unit("/model.wrapper.cpp", "/wrapper.o", "wrapper")
 PARTS = [dataclasses.replace(WHOLE, source=f"/{number}.cpp") for number in range(3)]
-KERNEL = compiler.Unit("/kernel.cpp", "/kernel.o", "kernel")
 
 
 class TestBuilding:
-    def tools(self, broken: set[str]) -> Any:
-        """What compiles all sources but these."""
+    def build(self, broken: set[str]) -> Any:
+        """Compile all sources but these."""
         from torch._inductor.exc import CppCompileError
 
-        def compile_units(units: list[compiler.Unit], fixed: Any) -> None:
-            asked.append([unit.source for unit in units])
+        def build(units: list[compiler.Unit]) -> None:
+            build.calls.append([unit.source for unit in units])
             for unit in units:
                 if unit.source in broken:
                     raise CppCompileError(["g++"], f"{unit.source} is wrong")
 
-        asked: list[list[str]] = []
-        return types.SimpleNamespace(compile=compile_units, asked=asked)
+        build.calls = []
+        return build
 
     def test_parts_that_do_not_compile_are_compiled_whole(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(events, "_warned", set())
-        tools, fixed = self.tools({"/1.cpp"}), compiler.Fixed((), {})
+        build = self.build({"/1.cpp"})
         with caplog.at_level(logging.WARNING, "inductor_ext"):
-            units = build._compile(tools, fixed, WHOLE, PARTS, [KERNEL])
-        assert {unit.source for unit in units} == {"/model.wrapper.cpp", "/kernel.cpp"}
+            artifact._build_split(build, WHOLE, PARTS)
+        assert build.calls == [["/0.cpp", "/1.cpp", "/2.cpp"], ["/model.wrapper.cpp"]]
         assert "/1.cpp is wrong" in caplog.text
         assert "aot_unit_size=0" in caplog.text
 
     def test_an_error_of_the_program_is_told(self) -> None:
         from torch._inductor.exc import CppCompileError
 
-        fixed = compiler.Fixed((), {})
         for parts in (PARTS, [WHOLE]):
-            tools = self.tools({"/model.wrapper.cpp", "/1.cpp"})
+            build = self.build({"/model.wrapper.cpp", "/1.cpp"})
             with pytest.raises(CppCompileError, match=r"model\.wrapper\.cpp is wrong"):
-                build._compile(tools, fixed, WHOLE, parts, [])
+                artifact._build_split(build, WHOLE, parts)
