@@ -91,12 +91,12 @@ def read_epilogue(
         NotExpressible: a kernel cannot compute it.
     """
     try:
-        epilogue = _Reader(nodes, outputs or nodes[-1:], hints, fusion).fused()
+        epilogue = _EpilogueReader(nodes, outputs or nodes[-1:], hints, fusion).read()
         if len(epilogue.outputs) == 1:
             return epilogue
         stored = zip(epilogue.outputs, epilogue.epilogue.outputs, strict=True)
         order = {node: _rank(dtype, value, epilogue.epilogue) for node, (dtype, value) in stored}
-        return _Reader(nodes, sorted(order, key=order.__getitem__), hints, fusion).fused()
+        return _EpilogueReader(nodes, sorted(order, key=order.__getitem__), hints, fusion).read()
     except NotCovered as reason:
         raise NotExpressible(str(reason)) from None
 
@@ -113,7 +113,7 @@ def _rank(dtype: str, value: Node, epilogue: Epilogue) -> tuple[object, ...]:
     return -len(steps), dtype, keys
 
 
-class _Reader:
+class _EpilogueReader:
     """Reader of the values of a region, each once."""
 
     def __init__(
@@ -123,23 +123,23 @@ class _Reader:
         hints: Hints | None,
         fusion: Fusion | None,
     ) -> None:
-        self.product = nodes[0]
+        self.matmul = nodes[0]
         self.region = frozenset(nodes)
         self.outputs = outputs
         self.hints = hints
         self.fusion = fusion
-        self.known: dict[fx.Node, Node] = {}
+        self.values: dict[fx.Node, Node] = {}
         self.inputs: dict[fx.Node, Tensor] = {}
         self.scalars: dict[float | fx.Node, int] = {}
         self.views: dict[fx.Node, View] = {}
 
-    def fused(self) -> GraphEpilogue:
+    def read(self) -> GraphEpilogue:
         values = [(dtype_of(value_of(output)), self.value(output)) for output in self.outputs]
         if len(set(values)) < len(values):
             raise NotExpressible("the same is stored twice")
         epilogue = Epilogue(tuple(values), tuple(self.inputs.values()), packed=self._packed())
         if len(values) > 1:
-            columns = concrete_sizes(value_of(self.product).shape, self.hints)[-1]
+            columns = concrete_sizes(value_of(self.matmul).shape, self.hints)[-1]
             epilogue = replace(epilogue, alignment=math.gcd(columns, 16))
         inputs, scalars = tuple(self.inputs), tuple(self.scalars)
         return GraphEpilogue(epilogue, inputs, scalars, self.views, tuple(self.outputs))
@@ -152,15 +152,15 @@ class _Reader:
 
     def value(self, node: fx.Node) -> Node:
         """Return the value of a node of the region."""
-        if node not in self.known:
-            self.known[node] = self._computed(node)
-        return self.known[node]
+        if node not in self.values:
+            self.values[node] = self._compute(node)
+        return self.values[node]
 
-    def _computed(self, node: fx.Node) -> Node:
+    def _compute(self, node: fx.Node) -> Node:
         import torch
 
-        if node is self.product:
-            return self._product()
+        if node is self.matmul:
+            return self._matmul_value()
         if is_view(node):
             return self.operand(node)
         dtype = value_of(node).dtype
@@ -201,7 +201,7 @@ class _Reader:
 
     def number(self, number: Any) -> Node:
         """Return a constant, or a parameter if the number is, or may come from, a size."""
-        if isinstance(number, (int, float)) and not _may_be_of_a_size(float(number)):
+        if isinstance(number, (int, float)) and not _may_come_from_size(float(number)):
             return constant(number)
         key = float(number) if isinstance(number, (int, float)) else number
         return cutlass.parameter(self.scalars.setdefault(key, len(self.scalars)))
@@ -224,7 +224,7 @@ class _Reader:
         kind: Literal["matrix", "row", "column", "scalar"],
     ) -> Node:
         """Return an element of an outside tensor that is viewed as `value`."""
-        if value.device != value_of(self.product).device:
+        if value.device != value_of(self.matmul).device:
             raise NotExpressible(f"{source} is on {value.device}")
         tensor = Tensor(dtype_of(value), kind, self._alignment(value, kind))
         if self.inputs.setdefault(source, tensor) != tensor:
@@ -249,7 +249,7 @@ class _Reader:
             kind: Literal["row", "scalar"] = "row" if scale.view.sizes else "scalar"
             value = apply("mul", value, self._read(scale.node, scale.value, kind))
         for bias in operands.biases:
-            value = apply("add", value, self.input(bias.node, self.product))
+            value = apply("add", value, self.input(bias.node, self.matmul))
         return value
 
     def _read_groups(self, scales: ViewedNode) -> None:
@@ -269,7 +269,7 @@ class _Reader:
         strides = concrete_sizes(value.stride(), self.hints)
         own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
         own = (1,) * (len(shape) - len(own)) + own
-        batched = value_of(self.product).dim() == 3
+        batched = value_of(self.matmul).dim() == 3
         # Without a batch, all dimensions but the last are rows.
         rows, whole = (own[-2:-1], shape[-2:-1]) if batched else (own[:-1], shape[:-1])
         if math.prod(own) == 1:
@@ -283,7 +283,7 @@ class _Reader:
             return "matrix"
         if own[-1] == shape[-1] and math.prod(rows) == 1 and (own[-1] == 1 or strides[-1] == 1):
             return "row"
-        if own[-1] == 1 and rows == whole and self._side_by_side(value, batched):
+        if own[-1] == 1 and rows == whole and self._is_contiguous_column(value, batched):
             return "column"
         raise NotExpressible(f"a tensor of shape {list(own)} with an output of shape {list(shape)}")
 
@@ -294,7 +294,7 @@ class _Reader:
         if strides[-1] != 1 or not (plain or value.is_contiguous()):
             raise NotExpressible(f"a matrix with the strides {list(strides)}")
 
-    def _side_by_side(self, value: torch.Tensor, batched: bool) -> bool:
+    def _is_contiguous_column(self, value: torch.Tensor, batched: bool) -> bool:
         """Whether the elements of a column are contiguous."""
         if batched:
             return concrete_sizes(value.stride(), self.hints)[-2] == 1
@@ -311,12 +311,12 @@ class _Reader:
         )
         return of_layout(layout)
 
-    def _product(self) -> Node:
+    def _matmul_value(self) -> Node:
         """Return what the matmul operator itself does to the accumulators."""
         import torch
 
         aten = torch.ops.aten
-        node = self.product
+        node = self.matmul
         if self.fusion is not None:
             return self._dequantized(self.fusion)
         args = call_arguments(node)
@@ -325,11 +325,11 @@ class _Reader:
         if node.target is aten._grouped_mm.default and args["bias"] is None:
             return ACCUMULATOR
         if node.target in (aten.addmm.default, aten.baddbmm.default):
-            result = _multiply(ACCUMULATOR, self._number_or_one(args["alpha"]))
+            result = _multiply(ACCUMULATOR, self._parameter_unless_one(args["alpha"]))
             if args["beta"] == 0:
                 return result
             bias = self.argument(args["self"], node)
-            return apply("add", result, _multiply(bias, self._number_or_one(args["beta"])))
+            return apply("add", result, _multiply(bias, self._parameter_unless_one(args["beta"])))
         if node.target is aten._scaled_mm.default and args["scale_result"] is None:
             result = ACCUMULATOR
             for name in ("scale_a", "scale_b"):
@@ -339,7 +339,7 @@ class _Reader:
             return apply("add", result, self.argument(args["bias"], node))
         raise NotExpressible(f"{node.target} is not a matmul that CUTLASS kernels support")
 
-    def _number_or_one(self, number: Any) -> Node | None:
+    def _parameter_unless_one(self, number: Any) -> Node | None:
         """Return a launch parameter for alpha or beta; None if it is 1."""
         if number == 1:
             return None
@@ -365,7 +365,7 @@ def _expression(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
 
-def _may_be_of_a_size(number: float) -> bool:
+def _may_come_from_size(number: float) -> bool:
     """Whether a number is a large integer, its reciprocal or its inverse square root."""
     if not math.isfinite(number) or not number:
         return False

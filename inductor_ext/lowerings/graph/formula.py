@@ -133,7 +133,7 @@ class FormulaReader:
                 formula = mean_of((self.read(source) - formula) ** 2)
             self.inner[call] = formula
         else:
-            formula = self._computed(node)
+            formula = self._compute(node)
         self.inner[node] = formula
         return formula
 
@@ -145,7 +145,7 @@ class FormulaReader:
         if rows != self.rows or columns not in (self.columns, 1):
             raise Unreadable
 
-    def _computed(self, node: fx.Node) -> sympy.Expr:
+    def _compute(self, node: fx.Node) -> sympy.Expr:
         function = _operators().get(node.target)
         if function is None:
             raise Unreadable

@@ -59,7 +59,7 @@ class RowAmaxFusion(Fusion):
     """What the chain reads besides the accumulators, and for each a node that reads it."""
     plain: fx.Node | None = None
     """The matmul, if nothing else is fused with it."""
-    behind: tuple[fx.Node, ...] = ()
+    scaling: tuple[fx.Node, ...] = ()
     """The nodes that scale y to 8 bits by the amax, computed by other kernels, in graph order."""
 
 
@@ -82,7 +82,7 @@ def find_row_amax_fusions(
     if not reductions:
         return []
     search = _Search(graph, fusions)
-    return [fusion for reduction in reductions for fusion in search.of(reduction)]
+    return [fusion for reduction in reductions for fusion in search.find(reduction)]
 
 
 @dataclass(frozen=True)
@@ -147,49 +147,51 @@ class _Search:
         aten = torch.ops.aten
         self.graph = graph
         self.order = {node: index for index, node in enumerate(graph.nodes)}
-        self.following: dict[fx.Node, list[fx.Node]] = {}
+        self.regions: dict[fx.Node, list[fx.Node]] = {}
         """The pointwise nodes after each matmul."""
         self.bases = [fusion for fusion in fusions if len(fusion.outputs) == 1]
         covered = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
         self.plain: list[Fusion] = []
         for node in graph.nodes:
             problem = problem_of(node) if node.target in covered else None
-            if problem is not None and all(isinstance(item, int) for item in shape(node)[1:]):
+            if problem is not None and all(isinstance(size, int) for size in shape(node)[1:]):
                 self.plain.append(_unfused(node, problem))
 
-    def of(self, reduction: _Reduction) -> Iterator[RowAmaxFusion]:
+    def find(self, reduction: _Reduction) -> Iterator[RowAmaxFusion]:
         """Yield the fusions that compute a row amax."""
         for source in reversed(reduction.sources):
-            bases = [base for base in self.bases if self.run(base, source) is not None]
+            bases = [base for base in self.bases if self.pointwise_run(base, source) is not None]
             gated = {node for base in bases if base.problem.epilogue.gated for node in base.nodes}
             # If y is computed from two matmuls, take the last one, whose kernel can read the
             # other's result.
-            plain = [fusion for fusion in self.plain if self.run(fusion, source) is not None][-1:]
+            plain = [
+                fusion for fusion in self.plain if self.pointwise_run(fusion, source) is not None
+            ][-1:]
             bases += [fusion for fusion in plain if gated.isdisjoint(fusion.nodes)]
-            fusions = [self.together(base, source, reduction) for base in bases]
+            fusions = [self.extend(base, source, reduction) for base in bases]
             if any(fusions):
                 yield from (fusion for fusion in fusions if fusion is not None)
                 return
 
-    def run(self, base: Fusion, y: fx.Node) -> list[fx.Node] | None:
+    def pointwise_run(self, base: Fusion, y: fx.Node) -> list[fx.Node] | None:
         """Return the nodes from the output of a base to y, if they are pointwise and have no other
         users.
         """
         (output,) = base.outputs
         if self.order[output] > self.order[y]:
             return None
-        if output not in self.following:
-            self.following[output] = epilogue_region.find_region(output)
-        nodes = self.following[output]
+        if output not in self.regions:
+            self.regions[output] = epilogue_region.find_region(output)
+        nodes = self.regions[output]
         if y not in nodes:
             return None
         nodes = nodes[: nodes.index(y) + 1]
         closed = all(set(node.users) <= set(nodes) for node in nodes[:-1])
         return nodes if closed else None
 
-    def together(self, base: Fusion, y: fx.Node, reduction: _Reduction) -> RowAmaxFusion | None:
+    def extend(self, base: Fusion, y: fx.Node, reduction: _Reduction) -> RowAmaxFusion | None:
         """Return a base extended by the row amax of y."""
-        nodes = self.run(base, y)
+        nodes = self.pointwise_run(base, y)
         assert nodes is not None
         problem = epilogue_region.count_epilogue_ops(nodes, base.problem)
         biases = _biases(base)
@@ -209,8 +211,8 @@ class _Search:
                 break
             if set(node.users) <= own:
                 own.add(node)
-        behind, dtype = self.scaling(y, reduction.node, own)
-        if dtype is None and self.readers(y) - own:
+        scaling, dtype = self.find_scaling(y, reduction.node, own)
+        if dtype is None and self.find_readers(y) - own:
             return None
         fusion = RowAmaxFusion(
             dataclasses.replace(
@@ -224,12 +226,12 @@ class _Search:
             chain=chain.finish(y),
             chain_inputs=chain.inputs,
             plain=base.outputs[0] if base in self.plain else None,
-            behind=behind,
+            scaling=scaling,
         )
         inputs = (*fusion.inputs, *fusion.chain_inputs)
         return fusion if is_closed(fusion.nodes, fusion.outputs, inputs) else None
 
-    def readers(self, y: fx.Node) -> set[fx.Node]:
+    def find_readers(self, y: fx.Node) -> set[fx.Node]:
         """Return the nodes that read y, without views of it and the graph output."""
         readers: set[fx.Node] = set()
         pending = [y]
@@ -241,7 +243,7 @@ class _Search:
                     readers.add(user)
         return readers
 
-    def scaling(
+    def find_scaling(
         self, y: fx.Node, maxima: fx.Node, own: set[fx.Node]
     ) -> tuple[tuple[fx.Node, ...], str | None]:
         """Return the nodes that scale y to 8 bits by its amax, and the dtype; empty and None if
@@ -307,31 +309,31 @@ class _ChainBuilder:
         aten = torch.ops.aten
         self.graph = torch.fx.Graph()
         self.inputs: dict[fx.Node, fx.Node] = {}
-        self.known: dict[fx.Node, fx.Node] = {}
+        self.values: dict[fx.Node, fx.Node] = {}
         (output,) = base.outputs
         dtype = output.meta["val"].dtype
         scaled = output.target is aten._scaled_mm.default
         value = self.graph.placeholder("sums")
         value.meta["dtype"] = torch.float32 if scaled else dtype
         if scaled:
-            given = call_arguments(output)
-            for scale in (given["scale_a"], given["scale_b"]):
+            args = call_arguments(output)
+            for scale in (args["scale_a"], args["scale_b"]):
                 value = self.call(aten.mul.Tensor, (value, self.read(scale, output)), torch.float32)
-            if given["bias"] is not None:
-                bias = self.read(given["bias"], output)
+            if args["bias"] is not None:
+                bias = self.read(args["bias"], output)
                 value = self.call(aten.add.Tensor, (value, bias), torch.float32)
             value = self.call(torch.ops.prims.convert_element_type.default, (value, dtype), dtype)
         elif output.target is aten.addmm.default and not _biases(base):
-            given = call_arguments(output)
-            if given["alpha"] != 1:
-                value = self.call(aten.mul.Tensor, (value, given["alpha"]), dtype)
-            if given["beta"] != 0:
-                bias = self.read(given["self"], output)
+            args = call_arguments(output)
+            if args["alpha"] != 1:
+                value = self.call(aten.mul.Tensor, (value, args["alpha"]), dtype)
+            if args["beta"] != 0:
+                bias = self.read(args["self"], output)
                 # A single call: the scaled row by itself would not have the size of the output.
-                value = self.call(aten.add.Tensor, (value, bias), dtype, alpha=given["beta"])
+                value = self.call(aten.add.Tensor, (value, bias), dtype, alpha=args["beta"])
         for bias in _biases(base):
             value = self.call(aten.add.Tensor, (value, self.read(bias, output)), dtype)
-        self.known[output] = value
+        self.values[output] = value
 
     def call(self, target: Any, args: tuple[Any, ...], dtype: Any, **kwargs: Any) -> fx.Node:
         """Add a call whose result has a dtype."""
@@ -341,10 +343,10 @@ class _ChainBuilder:
 
     def read(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         """Return the chain's input for a node of the matmul's graph."""
-        if source not in self.known:
+        if source not in self.values:
             self.inputs[source] = reader
-            self.known[source] = self.graph.placeholder(source.name)
-        return self.known[source]
+            self.values[source] = self.graph.placeholder(source.name)
+        return self.values[source]
 
     def add(self, node: fx.Node) -> bool:
         """Compute a node of the matmul's graph in the chain; return False if that is impossible."""
@@ -353,21 +355,21 @@ class _ChainBuilder:
         from torch.fx.node import map_arg
 
         if is_view(node):
-            self.known[node] = self.known[node.all_input_nodes[0]]
+            self.values[node] = self.values[node.all_input_nodes[0]]
             return True
         tensors = all(
             isinstance(item.meta.get("val"), torch.Tensor) for item in node.all_input_nodes
         )
         if not tensors or node.target not in lowerings:
             return False
-        args: Any = map_arg(node.args, lambda given: self.read(given, node))
-        kwargs: Any = map_arg(node.kwargs, lambda given: self.read(given, node))
-        self.known[node] = self.call(node.target, args, node.meta["val"].dtype, **kwargs)
+        args: Any = map_arg(node.args, lambda source: self.read(source, node))
+        kwargs: Any = map_arg(node.kwargs, lambda source: self.read(source, node))
+        self.values[node] = self.call(node.target, args, node.meta["val"].dtype, **kwargs)
         return True
 
     def finish(self, y: fx.Node) -> fx.Graph:
         """Return the graph, with y as its output."""
-        self.graph.output(self.known[y])
+        self.graph.output(self.values[y])
         return self.graph
 
 

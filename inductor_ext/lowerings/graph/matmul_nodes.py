@@ -319,26 +319,18 @@ def _matmul_problem(
     return GemmProblem(operation, m, n, k, a, b, dtype_of(result), **fields)
 
 
-def _mm(node: fx.Node, hints: Hints) -> GemmProblem:
-    args = call_arguments(node)
-    return _matmul_problem("mm", node, (args["self"], args["mat2"]), hints)
+def _plain_reader(
+    operation: str, allowed: frozenset[str] = FLOATS, **rest: Any
+) -> Callable[[fx.Node, Hints], GemmProblem]:
+    """Return the reader of a @ b."""
 
+    def read(node: fx.Node, hints: Hints) -> GemmProblem:
+        args = call_arguments(node)
+        return _matmul_problem(
+            operation, node, (args["self"], args["mat2"]), hints, allowed, **rest
+        )
 
-def _bmm(node: fx.Node, hints: Hints) -> GemmProblem:
-    args = call_arguments(node)
-    return _matmul_problem("bmm", node, (args["self"], args["mat2"]), hints)
-
-
-def _int_mm(node: fx.Node, hints: Hints) -> GemmProblem:
-    args = call_arguments(node)
-    return _matmul_problem(
-        "int_mm",
-        node,
-        (args["self"], args["mat2"]),
-        hints,
-        frozenset({"int8"}),
-        accumulator="int32",
-    )
+    return read
 
 
 def _biased_reader(
@@ -465,11 +457,11 @@ def _readers() -> Mapping[Any, Callable[[fx.Node, Hints], GemmProblem]]:
 
     aten = torch.ops.aten
     return {
-        aten.mm.default: _mm,
+        aten.mm.default: _plain_reader("mm"),
         aten.addmm.default: _biased_reader("addmm", "mat1", "mat2"),
-        aten.bmm.default: _bmm,
+        aten.bmm.default: _plain_reader("bmm"),
         aten.baddbmm.default: _biased_reader("baddbmm", "batch1", "batch2"),
-        aten._int_mm.default: _int_mm,
+        aten._int_mm.default: _plain_reader("int_mm", frozenset({"int8"}), accumulator="int32"),
         aten._scaled_mm.default: _scaled_mm,
         aten._grouped_mm.default: _grouped,
         aten._scaled_grouped_mm.default: _scaled_grouped,

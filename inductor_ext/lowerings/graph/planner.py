@@ -251,7 +251,7 @@ class Planner:
         self.decider.decide(problem for site in sites for problem in self._problems(site))
 
     def _split_by_priority(
-        self, sites: Sequence[Site], alone: Sequence[Site]
+        self, sites: Sequence[Site], unfused: Sequence[Site]
     ) -> tuple[list[Site], list[Site]]:
         """Split fused sites into those to choose from first, and those to try on the nodes that are
         left.
@@ -266,23 +266,25 @@ class Planner:
 
         Args:
             sites: the fusions.
-            alone: unfused matmuls that the fusions will probably not cover.
+            unfused: unfused matmuls that the fusions will probably not cover.
         """
         around: dict[fx.Node, list[Site]] = defaultdict(list)
         for site in filter(is_small_group, sites):
             for node in site.nodes:
                 around[node].append(site)
         wholes = {
-            id(site): [item for item in around[site.nodes[0]] if set(site.nodes) < set(item.nodes)]
+            id(site): [
+                whole for whole in around[site.nodes[0]] if set(site.nodes) < set(whole.nodes)
+            ]
             for site in sites
         }
         first = [site for site in sites if not wholes[id(site)]]
-        self._decide([*first, *(site for site in alone if site.cutlass is None)])
+        self._decide([*first, *(site for site in unfused if site.cutlass is None)])
         near = {id(site) for site in first if self._is_near(site)}
-        turns: tuple[list[Site], list[Site]] = ([], [])
+        priorities: tuple[list[Site], list[Site]] = ([], [])
         for site in sites:
-            turns[any(id(whole) in near for whole in wholes[id(site)])].append(site)
-        return turns
+            priorities[any(id(whole) in near for whole in wholes[id(site)])].append(site)
+        return priorities
 
     def _is_near(self, site: Site) -> bool:
         """Whether a site's kernel closes most of the gap between Inductor and the roofline, at all
@@ -448,7 +450,7 @@ class Planner:
             assert site.cutlass is not None
             nodes, outputs = site.cutlass.replaced, site.cutlass.outputs
         elif isinstance(site.fusion, match_row_amax.RowAmaxFusion):
-            together = {*nodes, *site.fusion.behind}
+            together = {*nodes, *site.fusion.scaling}
             if not is_written_between(together):
                 nodes = tuple(sorted(together))
                 outputs = tuple(node for node in nodes if not set(node.users) <= together)

@@ -92,7 +92,7 @@ def test_a_gate_scaled_to_float8(scaled: Any, x: Tensor) -> None:
     assert found.problem.quantized
     assert (found.problem.kernel_stores, found.problem.stored) == ("bfloat16", "float8_e4m3fn")
     assert found.constants.absolute
-    assert found.behind[-1].meta["val"].dtype == FP8
+    assert found.scaling[-1].meta["val"].dtype == FP8
     assert found.plain is None
 
 
@@ -156,7 +156,7 @@ def test_maxima_alone(reduce: Any, absolute: bool) -> None:
     (found,) = find(lambda x, w: (lambda y: (y, reduce(y)))(F.linear(x, w)), X, W)
     assert found.problem.epilogue == Epilogue(reductions=1)
     assert found.constants.absolute is absolute
-    assert found.behind == ()
+    assert found.scaling == ()
 
 
 @pytest.mark.parametrize(
