@@ -419,7 +419,7 @@ def normalized(prologue: Prologue) -> Prologue:
 
 @pytest.mark.parametrize("layer", WEIGHTS)
 class TestSeveral:
-    """Products in one kernel, as those of plain weights in test_fusions."""
+    """Products in one kernel, as those of plain weights in test_match_shared_input."""
 
     @pytest.mark.parametrize("x", [X, tensor(2, 3, K)], ids=["two dimensions", "three"])
     def test_a_gate(self, layer: Layer, x: Tensor) -> None:

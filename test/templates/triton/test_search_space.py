@@ -1,0 +1,124 @@
+"""Which configurations a problem has, and in which order."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inductor_ext.templates.device import Device
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.triton.constraints import why_not
+from inductor_ext.templates.triton.search_space import candidates
+from test.support import hash_seeds
+from test.support.gemm_strategies import devices, examples, problems
+from test.support.problem_examples import A100, DECODE, H200, HUGE, INT4, INT8, L4, LINEAR, ODD, but
+
+
+def templates(problem: GemmProblem, on: Device) -> Counter[str]:
+    return Counter(config.template for config in candidates(problem, on))
+
+
+class TestCandidates:
+    @given(problems(), devices())
+    @examples(120)
+    def test_random_problems_have_a_few_hundred_legal_ones_each_once(
+        self, problem: GemmProblem, on: Device
+    ) -> None:
+        found = list(candidates(problem, on))
+        assert [
+            why_not(problem, config, on) for config in found if why_not(problem, config, on)
+        ] == []
+        assert len(set(found)) == len(found) <= 400
+
+    @given(problems(plain=True))
+    @examples(80)
+    def test_contiguous_problems_have_some_on_an_h200(self, problem: GemmProblem) -> None:
+        # torch itself groups only what TMA can load.
+        refused = problem.operation == "grouped" and problem.tma_obstacle is not None
+        # Pairs of 4 bits are multiplied by pairs along K.
+        refused |= problem.b.dtype.endswith("int4") and problem.a.layout != "row"
+        assert any(candidates(problem, H200)) != refused
+
+    @pytest.mark.parametrize(
+        ("problem", "on", "expected"),
+        [
+            (LINEAR, H200, {"cp_async", "persistent_tma", "persistent_tma_ws"}),
+            (LINEAR, A100, {"cp_async"}),
+            (ODD, H200, {"cp_async", "persistent_tma", "persistent_tma_ws"}),
+            (ODD, A100, {"cp_async"}),
+            (but(ODD, m=16), H200, {"splitk"}),
+            (DECODE, H200, {"splitk", "gemv", "persistent_tma"}),
+            (DECODE, A100, {"splitk", "gemv"}),
+            (but(DECODE, m=16), A100, {"splitk"}),
+            (INT8, H200, {"mixed", "stationary"}),
+            (but(INT8, m=4), L4, {"mixed", "gemv", "direct", "stationary"}),
+            (but(INT4, m=8), H200, {"mixed", "direct", "stationary"}),
+            (but(INT4, m=9), H200, {"mixed", "stationary"}),
+            (but(INT4, m=17), H200, {"mixed"}),
+            (but(INT4, m=9, k=4096 + 256), H200, {"mixed"}),
+            (
+                GemmProblem.contiguous("bmm", 512, 512, 64, batch=64),
+                H200,
+                {"cp_async", "bmm_persistent"},
+            ),
+            (GemmProblem.contiguous("grouped", 512, 512, 64, batch=8), H200, {"grouped"}),
+            (GemmProblem.contiguous("mm", 64, 64, 64, "float64"), H200, set()),
+            (GemmProblem.contiguous("scaled", 64, 64, 64, "float8_e5m2"), A100, set()),
+        ],
+    )
+    def test_templates(self, problem: GemmProblem, on: Device, expected: set[str]) -> None:
+        assert set(templates(problem, on)) == expected
+
+    def test_narrow_outputs_have_narrow_tiles(self) -> None:
+        narrow = GemmProblem.contiguous("mm", 4096, 8, 4096)
+        assert {config.block_n for config in candidates(narrow, H200)} == {16}
+
+    def test_a_long_k_beside_few_tiles_is_split(self) -> None:
+        deep = GemmProblem.contiguous("mm", 256, 256, 65536)
+        splits = {config.split_k for config in candidates(deep, H200)}
+        assert max(splits) >= 32
+        assert 1 in splits
+        ways = Counter(
+            (candidate.split_k > 1, candidate.one_launch) for candidate in candidates(deep, H200)
+        )
+        assert ways[True, True] == ways[True, False]
+        assert ways[False, True] == 0
+
+    def test_splits_need_not_be_given_up_for_determinism(self) -> None:
+        deterministic = but(DECODE, deterministic=True)
+        assert templates(deterministic, H200) == templates(DECODE, H200)
+
+    def test_as_many_ctas_as_an_sm_can_hold_are_tried(self) -> None:
+        problem = GemmProblem.contiguous("mm", 4096, 768, 768)
+        held: dict[tuple[int, int, int, int], dict[int, int]] = {}
+        for candidate in candidates(problem, H200):
+            if candidate.template == "cp_async":
+                tile = (candidate.block_m, candidate.block_n, candidate.block_k, candidate.warps)
+                held.setdefault(tile, {})[candidate.stages] = candidate.occupancy(problem, H200)
+        # The two deepest pipelines, and those that make room for another CTA.
+        assert held[128, 128, 64, 8] == {5: 1, 4: 1, 3: 2}
+        assert held[64, 128, 64, 4] == {5: 1, 4: 2, 3: 3, 2: 4}
+        assert held[128, 256, 64, 8] == {4: 1, 3: 1}
+
+    def test_wide_indices_where_tensors_need_them(self) -> None:
+        assert all(config.index64 for config in candidates(HUGE, H200))
+        assert not any(config.index64 for config in candidates(LINEAR, H200))
+
+    @given(st.sampled_from((LINEAR, DECODE, INT8)), devices())
+    @examples(10)
+    def test_the_order_is_the_same_each_time(self, problem: GemmProblem, on: Device) -> None:
+        assert list(candidates(problem, on)) == list(candidates(problem, on))
+
+    def test_the_order_is_the_same_in_every_process(self) -> None:
+        code = (
+            "import json; "
+            "from test.templates.triton.test_search_space import DECODE, H200, candidates; "
+            "print(json.dumps([each.to_json() for each in candidates(DECODE, H200)]))"
+        )
+        expected = [candidate.to_json() for candidate in candidates(DECODE, H200)]
+        for output in hash_seeds.outputs(code, ("0", "4242")):
+            assert json.loads(output) == expected
