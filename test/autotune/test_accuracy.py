@@ -87,7 +87,7 @@ class TestVerification:
         verifier, (a, b) = self.verifier(problem)
         out = a @ b
         out[min(set(range(problem.m)) - set(rows)), 3] += 0.01
-        assert "against stock" in str(verifier.check(lambda: [out]))
+        assert "against Inductor" in str(verifier.check(lambda: [out]))
 
     def test_integers_are_exact(self) -> None:
         verifier, (a, b) = self.verifier(contiguous("int_mm", 40, 48, 64, "int8"))
@@ -111,7 +111,7 @@ class TestVerification:
         assert verifier.check(lambda: [out]) is None
         row = min(set(range(problem.m)) - set(accuracy.sampled_rows(problem)))
         out[row] ^= True
-        assert "against stock" in str(verifier.check(lambda: [out]))
+        assert "against Inductor" in str(verifier.check(lambda: [out]))
 
     def test_integers_of_many_operations(self) -> None:
         problem = contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue((), 24))
