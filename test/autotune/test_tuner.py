@@ -203,7 +203,7 @@ class TestTuner:
         ]
         assert lines[3].startswith("  splitk 80x32x32, 2 stages, 4 warps, group 1 0.0")
         assert lines[3].endswith("100.0% chosen")
-        assert lines[4].startswith("  mm (stock) 0.1")
+        assert lines[4].startswith("  mm (Inductor) 0.1")
         assert lines[5].startswith("SingleProcess AUTOTUNE benchmarking takes ")
         assert lines[5].endswith("2 choices: 20.0% less time than Inductor (default)")
 
