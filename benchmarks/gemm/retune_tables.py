@@ -27,7 +27,7 @@ import torch
 from benchmarks.gemm.cases import CASES
 from inductor_ext import config
 from inductor_ext.autotune import inductor_benchmark, results, tuner
-from inductor_ext.autotune.candidate_run import Bench
+from inductor_ext.autotune.candidate_run import BenchmarkBackend
 from inductor_ext.autotune.results import Environment, TuningResult
 from inductor_ext.hooks import scope
 from inductor_ext.templates.device import Device
@@ -69,7 +69,7 @@ def problems(
 def measure(
     wanted: Sequence[GemmProblem],
     device: Device,
-    make_bench: Callable[[int], Bench],
+    make_bench: Callable[[int], BenchmarkBackend],
     out: Path,
     seconds: float,
 ) -> list[TuningResult]:

@@ -39,7 +39,7 @@ from benchmarks.gemm.cases import CASES
 from benchmarks.harness import results, resumable
 from inductor_ext import config
 from inductor_ext.autotune import candidate_run, tuner
-from inductor_ext.autotune.candidate_run import Bench, Job
+from inductor_ext.autotune.candidate_run import BenchmarkBackend, Job
 from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.storage import json_codec
 from inductor_ext.templates.device import Device
@@ -290,7 +290,7 @@ def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[
 def measured(
     problem: GemmProblem,
     device: Device,
-    bench: Bench,
+    bench: BenchmarkBackend,
     most: int | None,
     budget: float,
     choose: Callable[[GemmProblem, Device, int | None], tuple[list[GemmConfig], int]] = chosen,

@@ -1,9 +1,9 @@
 """Run the candidates of problems on a device: compile, verify, time, decide.
 
-`run` does this for a batch in this process. It accesses the device through a `Bench`, so that the
-same steps work in another process and without a GPU. A candidate that does not compile, gives wrong
-results or raises is dropped with the reason and never chosen. `notify` is called before each step
-that could crash the process, so that a parent process can identify the candidate.
+`run` does this for a batch in this process. It accesses the device through a `BenchmarkBackend`, so
+that the same steps work in another process and without a GPU. A candidate that does not compile,
+gives wrong results or raises is dropped with the reason and never chosen. `notify` is called before
+each step that could crash the process, so that a parent process can identify the candidate.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["Bench", "Compiled", "Job", "Report", "Variant", "run"]
+__all__ = ["BenchmarkBackend", "Candidate", "Compiled", "Job", "Report", "run"]
 
-Variant = tuple[GemmProblem, "Config | None"]
+Candidate = tuple[GemmProblem, "Config | None"]
 """A problem and the configuration that computes it; None for Inductor's path."""
 
 Notify = Callable[[int, "Config | None"], None]
@@ -42,7 +42,7 @@ class Compiled:
     """Equal for variants with the same generated code."""
 
 
-class Bench(Protocol):
+class BenchmarkBackend(Protocol):
     """The interface to a device that tuning needs."""
 
     device: str
@@ -55,7 +55,7 @@ class Bench(Protocol):
         """Return the context in which all other methods are called."""
 
     def compile(
-        self, variants: Sequence[Variant], starting: Callable[[int], None]
+        self, variants: Sequence[Candidate], starting: Callable[[int], None]
     ) -> Sequence[Compiled | Exception]:
         """Compile variants; return the exception for a variant that fails.
 
@@ -105,7 +105,7 @@ class Report:
 
 
 def run(
-    jobs: Sequence[Job], bench: Bench, budget: float, notify: Notify
+    jobs: Sequence[Job], bench: BenchmarkBackend, budget: float, notify: Notify
 ) -> Generator[Report, None, None]:
     """Run jobs one after the other, after compiling the variants of all jobs.
 
@@ -138,7 +138,7 @@ def run(
 
 
 class _Trial:
-    def __init__(self, job: Job, bench: Bench, notify: Callable[[Any], None]) -> None:
+    def __init__(self, job: Job, bench: BenchmarkBackend, notify: Callable[[Any], None]) -> None:
         self.job = job
         self.problem = job.problem
         self.bench = bench

@@ -1,14 +1,14 @@
 """Compile the reference program of a problem with Inductor, with the kernel forced by the caller.
 
-`InductorBench` is the device interface of tuning (`candidate_run.Bench`). It compiles within
-another compile and leaves no trace there: on return, tracing context, virtualized globals,
-counters, modes, autocast and events are those of the outer compile again, and no cache of compiled
-graphs is read or written.
+`InductorBench` is the `candidate_run.BenchmarkBackend` of tuning. It compiles within another
+compile and leaves no trace there: on return, tracing context, virtualized globals, counters, modes,
+autocast and events are those of the outer compile again, and no cache of compiled graphs is read or
+written.
 
-The code of all variants is generated sequentially in the calling thread, with prebuilt kernels
+The code of all candidates is generated sequentially in the calling thread, with prebuilt kernels
 last. Inductor's compile workers start on a kernel as soon as its code exists, so the kernels of all
-variants compile in parallel. Loading the modules then waits for the workers. A variant that fails
-to compile yields its exception.
+candidates compile in parallel. Loading the modules then waits for the workers. A candidate that
+fails to compile yields its exception.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from inductor_ext import events
 from inductor_ext.autotune import compile_workers, decide, reference
-from inductor_ext.autotune.candidate_run import Compiled, Variant
+from inductor_ext.autotune.candidate_run import Candidate, Compiled
 from inductor_ext.autotune.timing import CudaStopwatch, Stopwatch
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.kernels import Config
@@ -87,7 +87,7 @@ class InductorBench:
         self.device = device
 
     def warm_up(self) -> None:
-        """See `candidate_run.Bench`."""
+        """See `candidate_run.BenchmarkBackend`."""
         import torch
 
         if self.device.startswith("cuda"):
@@ -95,7 +95,7 @@ class InductorBench:
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        """See `candidate_run.Bench`."""
+        """See `candidate_run.BenchmarkBackend`."""
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 
@@ -112,9 +112,9 @@ class InductorBench:
             yield
 
     def compile(
-        self, variants: Sequence[Variant], starting: Callable[[int], None]
+        self, variants: Sequence[Candidate], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
-        """See `candidate_run.Bench`."""
+        """See `candidate_run.BenchmarkBackend`."""
         from torch._inductor import config as inductor_config
         from torch._inductor.async_compile import AsyncCompile
 
@@ -150,14 +150,14 @@ class InductorBench:
 
     @contextlib.contextmanager
     def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Iterator[Stopwatch]:
-        """See `candidate_run.Bench`."""
+        """See `candidate_run.BenchmarkBackend`."""
         import torch
 
         with CudaStopwatch(calls, torch.device(self.device).index or 0) as stopwatch:
             yield stopwatch
 
     def free_memory(self) -> int | None:
-        """See `candidate_run.Bench`."""
+        """See `candidate_run.BenchmarkBackend`."""
         import torch
 
         if not self.device.startswith("cuda"):
@@ -167,7 +167,7 @@ class InductorBench:
         return int(free + cached)
 
     def synchronize(self) -> None:
-        """See `candidate_run.Bench`."""
+        """See `candidate_run.BenchmarkBackend`."""
         import torch
 
         if self.device.startswith("cuda"):
@@ -183,7 +183,7 @@ def cuda_bench(index: int) -> InductorBench:
     return InductorBench(f"cuda:{index}")
 
 
-def _turn(variant: Variant) -> tuple[int, float]:
+def _turn(variant: Candidate) -> tuple[int, float]:
     """Sort key: generate the slowest-compiling kernels first (most elements per thread).
 
     A kernel compiles in 0.7 s with 512 elements per thread and in 0.3 s with 128, because ptxas

@@ -32,7 +32,7 @@ from typing import Any
 
 from inductor_ext import _compat, exc, numerics
 from inductor_ext.autotune import candidate_run
-from inductor_ext.autotune.candidate_run import Bench, Job, Report
+from inductor_ext.autotune.candidate_run import BenchmarkBackend, Job, Report
 from inductor_ext.autotune.decision import Timing
 from inductor_ext.storage import json_codec
 from inductor_ext.templates.kernels import Config, config_from_json
@@ -46,7 +46,7 @@ _START = 300.0
 
 def run(
     jobs: Sequence[Job],
-    make_bench: Callable[[int], Bench],
+    make_bench: Callable[[int], BenchmarkBackend],
     device: int,
     budget: float,
     deadline: float,
@@ -101,7 +101,7 @@ def run(
         remaining = [job for job in remaining if job.problem not in done]
 
 
-def warm_up(make_bench: Callable[[int], Bench], device: int) -> threading.Thread | None:
+def warm_up(make_bench: Callable[[int], BenchmarkBackend], device: int) -> threading.Thread | None:
     """Start the worker of a device, and create and warm up its bench, in the background.
 
     Args:
@@ -128,7 +128,7 @@ def warm_up(make_bench: Callable[[int], Bench], device: int) -> threading.Thread
 
 
 def _request(
-    jobs: Sequence[Job], make_bench: Callable[[int], Bench], device: int, budget: float
+    jobs: Sequence[Job], make_bench: Callable[[int], BenchmarkBackend], device: int, budget: float
 ) -> dict[str, Any]:
     return {
         "jobs": [json_codec.encode(job, whole=True) for job in jobs],

@@ -10,17 +10,15 @@ Inductor's options apply: `autotune_in_subproc` selects the process;
 `max_autotune_gemm_search_space` set to EXHAUSTIVE tries every legal candidate;
 `max_autotune_subproc_result_timeout_seconds` is the deadline of the worker;
 `autotune_num_choices_displayed` limits the AUTOTUNE table on stderr, which has the format of
-Inductor's. On a terminal, a progress line is shown on stderr.
+Inductor's (`progress`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 
 from inductor_ext import events
 from inductor_ext.autotune import (
@@ -30,12 +28,13 @@ from inductor_ext.autotune import (
     cutlass_options,
     subprocess_runner,
 )
-from inductor_ext.autotune.candidate_run import Bench, Job, Report
+from inductor_ext.autotune.candidate_run import BenchmarkBackend, Job, Report
 from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.autotune.progress import Progress, print_table
 from inductor_ext.settings import Settings
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.format import config_words, problem_words
+from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductCandidate, TuningRecord
@@ -50,7 +49,7 @@ CANDIDATES = 6
 def tune(
     problems: Iterable[GemmProblem],
     device: Device,
-    make_bench: Callable[[int], Bench],
+    make_bench: Callable[[int], BenchmarkBackend],
     settings: Settings,
     *,
     index: int = 0,
@@ -78,120 +77,159 @@ def tune(
     Raises:
         exc.TuningFaultError: a candidate has broken the device for this process.
     """
-    from torch._inductor import config as inductor_config
-
-    exhaustive = inductor_config.max_autotune_gemm_search_space == "EXHAUSTIVE"
-    isolated = isolated or bool(inductor_config.autotune_in_subproc)
-    deadline = inductor_config.max_autotune_subproc_result_timeout_seconds
-    options = cutlass_options.current()
-    different = list(dict.fromkeys(problems))
-    hopeless = {
-        item for item in different if not exhaustive and not ranking.prologue_pays(item, device)
-    }
+    options = _Options.current(settings, dependent)
+    unique = list(dict.fromkeys(problems))
+    hopeless = set() if options.exhaustive else _find_hopeless(unique, device)
     predictions = {
-        item: _candidates(item, device, exhaustive, options, dependent, item in hopeless)
-        for item in different
+        problem: _rank_candidates(problem, device, options, problem in hopeless)
+        for problem in unique
     }
-    if any(
-        isinstance(config, CutlassConfig) for configs in predictions.values() for config in configs
-    ):
+    if any(map(_has_cutlass, predictions.values())):
         # Overlaps with nvcc, which builds the kernels that the worker will run.
         subprocess_runner.warm_up(make_bench, index)
         compile_workers.warm_up(device.capability)
-    jobs = _jobs(predictions, settings)
+    jobs = _make_jobs(predictions, settings)
     decisions = {
         problem: Decision(None, "predicted" if problem in hopeless else "unknown")
-        for problem in different
+        for problem in unique
     }
-    if not jobs:
-        return decisions
-    progress = _Progress(len(jobs))
+    if jobs:
+        isolated = isolated or options.in_subprocess
+        apart = {job.problem for job in jobs if isolated or _has_cutlass(job.configs)}
+        reports: list[Report] = []
+        try:
+            _run_jobs(jobs, apart, make_bench, index, options, reports)
+        finally:
+            # Only now: events of this thread are muted while the generators run.
+            for report in reports:
+                record = _record(report, device, predictions[report.problem])
+                events.emit(record, event_log=settings.event_log)
+        for report in reports:
+            decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
+            _warn_if_unusable(report)
+    return decisions
+
+
+def _find_hopeless(problems: Iterable[GemmProblem], device: Device) -> set[GemmProblem]:
+    """Return the problems for which the cost model predicts no gain from fusing the prologue."""
+    return {problem for problem in problems if not ranking.prologue_pays(problem, device)}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """Inductor's options and the settings that apply to a tuning run."""
+
+    exhaustive: bool
+    """Whether to measure every legal Triton candidate."""
+    in_subprocess: bool
+    deadline: float
+    """Seconds for an answer of the worker process."""
+    budget: float
+    """Milliseconds of timing per problem."""
+    dependent: bool
+    """Whether kernels are launched with PDL."""
+    cutlass: cutlass_options.Options
+
+    @classmethod
+    def current(cls, settings: Settings, dependent: bool) -> _Options:
+        from torch._inductor import config
+
+        return cls(
+            config.max_autotune_gemm_search_space == "EXHAUSTIVE",
+            bool(config.autotune_in_subproc),
+            config.max_autotune_subproc_result_timeout_seconds,
+            settings.tuning_budget,
+            dependent,
+            cutlass_options.current(),
+        )
+
+
+def _run_jobs(
+    jobs: Sequence[Job],
+    apart: Container[GemmProblem],
+    make_bench: Callable[[int], BenchmarkBackend],
+    index: int,
+    options: _Options,
+    reports: list[Report],
+) -> None:
+    """Run jobs, those of the problems in `apart` in a worker process; show progress and tables.
+
+    `reports` receives the report of each finished job, also if an error ends the run.
+    """
+    progress = Progress(len(jobs))
     begun = time.perf_counter()
-    reports: list[Generator[Report, None, None]] = []
-    apart = {job.problem for job in jobs if isolated or _has_cutlass(job)}
-    if apart:
-        told = [job for job in jobs if job.problem in apart]
-        reports.append(
-            subprocess_runner.run(told, make_bench, index, settings.tuning_budget, deadline)
+    runs: list[Generator[Report, None, None]] = []
+    isolated = [job for job in jobs if job.problem in apart]
+    if isolated:
+        runs.append(
+            subprocess_runner.run(isolated, make_bench, index, options.budget, options.deadline)
         )
     here = [job for job in jobs if job.problem not in apart]
     if here:
-        reports.append(
-            candidate_run.run(here, make_bench(index), settings.tuning_budget, progress.at)
-        )
-    finished: list[Report] = []
+        bench = make_bench(index)
+        runs.append(candidate_run.run(here, bench, options.budget, progress.show_candidate))
     try:
-        for report in itertools.chain(*reports):
-            decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
-            finished.append(report)
-            progress.finished(report)
-            _print_table(report, time.perf_counter() - begun, report.problem in apart)
+        for report in itertools.chain(*runs):
+            reports.append(report)
+            progress.show_report(report)
+            print_table(report, time.perf_counter() - begun, report.problem in apart)
             begun = time.perf_counter()
     finally:
         progress.close()
         # Otherwise the traceback of an error keeps the generators alive, and the contexts that they
         # entered.
-        for item in reports:
-            item.close()
-        # Emit only now: events of this thread are muted while the generators run.
-        for report in finished:
-            record = _record(report, device, predictions[report.problem])
-            events.emit(record, event_log=settings.event_log)
-    for report in finished:
-        if all(
-            timing.microseconds is None for timing in report.timings if timing.config is not None
-        ):
-            reasons = _failures(report)
-            words = problem_words(report.problem)
-            events.warn_once(
-                f"tuning:{reasons}", f"no extension kernel can be used for {words}: {reasons}"
-            )
-    return decisions
+        for run in runs:
+            run.close()
 
 
-def _candidates(
-    problem: GemmProblem,
-    device: Device,
-    exhaustive: bool,
-    options: cutlass_options.Options,
-    dependent: bool,
-    hopeless: bool,
+def _warn_if_unusable(report: Report) -> None:
+    own = [timing for timing in report.timings if timing.config is not None]
+    if all(timing.microseconds is None for timing in own):
+        reasons = _failures(report)
+        words = problem_words(report.problem)
+        events.warn_once(
+            f"tuning:{reasons}", f"no extension kernel can be used for {words}: {reasons}"
+        )
+
+
+def _rank_candidates(
+    problem: GemmProblem, device: Device, options: _Options, hopeless: bool
 ) -> dict[Config, float]:
     """Return the configurations to measure, with their predicted microseconds.
 
     A hopeless problem gets no Triton candidates.
     """
-    found: dict[Config, float] = {}
+    candidates: dict[Config, float] = {}
     if problem.epilogue.tree is not None:
-        found |= options.rank(problem, device)
-        if options.alone:
-            return found
+        candidates |= options.cutlass.rank(problem, device)
+        if options.cutlass.alone:
+            return candidates
     if hopeless:
-        return found
-    if exhaustive:
+        return candidates
+    if options.exhaustive:
         ranked = [
             (config, cost_model.predict(problem, config, device))
             for config in search_space.candidates(problem, device)
         ]
     else:
         ranked = ranking.rank(problem, device, CANDIDATES)
-    return found | {
-        dataclasses.replace(config, pdl=config.pdl and dependent): prediction.total
+    return candidates | {
+        dataclasses.replace(config, pdl=config.pdl and options.dependent): prediction.total
         for config, prediction in ranked
     }
 
 
-def _jobs(
+def _make_jobs(
     candidates: Mapping[GemmProblem, Mapping[Config, float]], settings: Settings
 ) -> list[Job]:
     """Build all CUTLASS kernels and return the jobs of the problems that have candidates."""
-    wanted = [
+    kernels = [
         (problem, config)
         for problem, configs in candidates.items()
         for config in configs
         if isinstance(config, CutlassConfig)
     ]
-    unbuilt = cutlass_kernels.prepare(wanted, settings)
+    unbuilt = cutlass_kernels.prepare(kernels, settings)
     jobs = []
     for problem, configs in candidates.items():
         reasons: dict[Config, str | None] = {
@@ -199,14 +237,14 @@ def _jobs(
             for config in configs
         }
         if configs:
-            left = tuple(config for config, reason in reasons.items() if reason is None)
+            usable = tuple(config for config, reason in reasons.items() if reason is None)
             dropped = (Timing(config, None, why) for config, why in reasons.items() if why)
-            jobs.append(Job(problem, left, tuple(dropped)))
+            jobs.append(Job(problem, usable, tuple(dropped)))
     return jobs
 
 
-def _has_cutlass(job: Job) -> bool:
-    return any(isinstance(config, CutlassConfig) for config in job.configs)
+def _has_cutlass(configs: Iterable[Config]) -> bool:
+    return any(isinstance(config, CutlassConfig) for config in configs)
 
 
 def _failures(report: Report) -> str:
@@ -232,89 +270,3 @@ def _record(report: Report, device: Device, predictions: Mapping[Config, float])
         seconds=round(report.seconds, 3),
         candidates=candidates,
     )
-
-
-# --- terminal output ---------------------------------------------------------------------------
-
-
-def _print_table(report: Report, seconds: float, isolated: bool) -> None:
-    """Print the AUTOTUNE table in Inductor's format, where Inductor would print one."""
-    from torch._inductor import config as inductor_config
-    from torch._inductor import select_algorithm
-
-    asked = inductor_config.max_autotune or inductor_config.max_autotune_gemm
-    shown = inductor_config.autotune_num_choices_displayed
-    if not asked or not select_algorithm.PRINT_AUTOTUNE or shown == 0 or sys.stderr is None:
-        return
-    problem = report.problem
-    batch = f"{problem.batch}x" if problem.batch > 1 else ""
-    taken = [timing for timing in report.timings if timing.microseconds is not None]
-    taken.sort(key=lambda timing: timing.microseconds or 0.0)
-    strides = [_strides(item) for item in (problem.a, problem.b)]
-    sizes = f"{batch}{problem.m}x{problem.k}, {batch}{problem.k}x{problem.n}"
-    lines = [
-        f"AUTOTUNE {problem.operation}({sizes})",
-        f"strides: {', '.join(strides)}",
-        f"dtypes: torch.{problem.a.dtype}, torch.{problem.b.dtype}",
-    ]
-    for timing in taken[:shown]:
-        milliseconds = (timing.microseconds or 0.0) / 1e3
-        best = (taken[0].microseconds or 0.0) / 1e3
-        name = (
-            f"{problem.operation} (Inductor)"
-            if timing.config is None
-            else config_words(timing.config)
-        )
-        mark = " chosen" if timing.config == report.chosen else ""
-        lines.append(f"  {name} {milliseconds:.4f} ms {best / milliseconds:.1%}{mark}")
-    process = "SubProcess" if isolated else "SingleProcess"
-    lines.append(
-        f"{process} AUTOTUNE benchmarking takes {report.seconds:.4f} seconds and "
-        f"{max(0.0, seconds - report.seconds):.4f} seconds precompiling for {len(taken)} choices: "
-        f"{report.reason}"
-    )
-    sys.stderr.write("\n".join(lines) + "\n")
-
-
-def _strides(operand: Any) -> str:
-    own = [*operand.strides]
-    return str([operand.batch_stride, *own] if operand.batch_stride else own)
-
-
-class _Progress:
-    """A progress line on the terminal; does nothing without a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._begun = time.monotonic()
-        self._best = ""
-        self._shown = sys.stderr is not None and sys.stderr.isatty()
-        self._show("compiling")
-
-    def at(self, index: int, config: Config | None) -> None:
-        """The callback that `candidate_run.run` calls before each step."""
-        self._show(config_words(config))
-
-    def finished(self, report: Report) -> None:
-        self._done += 1
-        taken = [timing for timing in report.timings if timing.microseconds is not None]
-        best = min(taken, key=lambda timing: timing.microseconds or 0.0, default=None)
-        if best is not None:
-            self._best = f"{config_words(best.config)} {best.microseconds:.1f} us"
-        self._show(problem_words(report.problem))
-        self.close()
-
-    def _show(self, what: str) -> None:
-        if self._shown:
-            elapsed = time.monotonic() - self._begun
-            best = f", best {self._best}" if self._best else ""
-            text = f"tuning GEMMs: {elapsed:.1f} s, {self._done}/{self._total}{best}, {what}"
-            sys.stderr.write(f"\r\x1b[K{text[:120]}")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        """Clear the line."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()

@@ -21,7 +21,7 @@ from inductor_ext.autotune import (
     timing,
     tuner,
 )
-from inductor_ext.autotune.candidate_run import Bench, Compiled
+from inductor_ext.autotune.candidate_run import BenchmarkBackend, Compiled
 from inductor_ext.autotune.decision import Decision
 from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.settings import Settings
@@ -92,7 +92,7 @@ def compiling() -> Iterator[None]:
 
 def tune(
     *problems: GemmProblem,
-    bench: Callable[[int], Bench] = inductor_benchmark.cuda_bench,
+    bench: Callable[[int], BenchmarkBackend] = inductor_benchmark.cuda_bench,
     **options: Any,
 ) -> dict[GemmProblem, Decision]:
     return tuner.tune(problems, this_device(), bench, Settings(), **options)

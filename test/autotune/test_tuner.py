@@ -144,7 +144,8 @@ class TestTuner:
     def test_cutlass_kernels_are_tried_all_the_same(self) -> None:
         problem, options = mock.Mock(), mock.Mock(alone=False)
         options.rank.return_value = {"a CUTLASS kernel": 300.0}
-        hopeless = tuner._candidates(problem, H200, False, options, True, True)
+        run_options = tuner._Options(False, False, 0, 0, True, options)
+        hopeless = tuner._rank_candidates(problem, H200, run_options, True)
         assert hopeless == options.rank.return_value
 
     def test_everything_dropped_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,18 +168,18 @@ class TestTuner:
         assert len(seen.jobs[0].configs) > tuner.CANDIDATES
 
     def test_an_interrupt_leaves_nothing_behind(self) -> None:
-        class Bench(CpuBench):
+        class BenchmarkBackend(CpuBench):
             prepared = inductor_benchmark.InductorBench.prepared
 
         ranked = [(candidate(80), mock.Mock(total=50.0))]
         other = contiguous("mm", 24, 48, 32, "float32")
         with (
             mock.patch.object(tuner.ranking, "rank", return_value=ranked),
-            mock.patch.object(tuner, "_print_table", side_effect=KeyboardInterrupt),
+            mock.patch.object(tuner, "print_table", side_effect=KeyboardInterrupt),
             events.capture(TuningRecord) as records,
             pytest.raises(KeyboardInterrupt) as kept,
         ):
-            tuner.tune([LINEAR, other], H200, lambda index: Bench(), Settings())
+            tuner.tune([LINEAR, other], H200, lambda index: BenchmarkBackend(), Settings())
         assert kept.tb is not None
         assert torch.is_grad_enabled()
         # What was measured until then is told: nothing is muted any longer.

@@ -17,7 +17,7 @@ from typing import Any
 
 from inductor_ext import numerics
 from inductor_ext.autotune import candidate_run
-from inductor_ext.autotune.candidate_run import Compiled, Variant
+from inductor_ext.autotune.candidate_run import Candidate, Compiled
 from inductor_ext.autotune.timing import Stopwatch
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.kernels import Config
@@ -123,7 +123,7 @@ class CpuBench:
         yield
 
     def compile(
-        self, variants: Sequence[Variant], starting: Callable[[int], None]
+        self, variants: Sequence[Candidate], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
         found: list[Compiled | Exception] = []
         for index, (problem, config) in enumerate(variants):
@@ -182,7 +182,7 @@ def cpu_bench(index: int) -> CpuBench:
 
 class _Eager(CpuBench):
     def compile(
-        self, variants: Sequence[Variant], starting: Callable[[int], None]
+        self, variants: Sequence[Candidate], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
         if variants and CpuBench.warmed_up != 1:
             return [ValueError(f"warmed up {CpuBench.warmed_up} times")] * len(variants)
@@ -208,7 +208,7 @@ def dying_bench(index: int) -> CpuBench:
 
 class _Telling(CpuBench):
     def compile(
-        self, variants: Sequence[Variant], starting: Callable[[int], None]
+        self, variants: Sequence[Candidate], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
         from torch._inductor import config
 

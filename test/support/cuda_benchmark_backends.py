@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inductor_ext.autotune.candidate_run import Compiled, Variant
+from inductor_ext.autotune.candidate_run import Candidate, Compiled
 from inductor_ext.autotune.inductor_benchmark import InductorBench, cuda_bench
 
 __all__ = ["faulty_bench", "wrong_bench"]
@@ -23,7 +23,7 @@ class _Bench(InductorBench):
         """Below so many candidates nothing is replaced."""
 
     def compile(
-        self, variants: Sequence[Variant], starting: Callable[[int], None]
+        self, variants: Sequence[Candidate], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
         found = super().compile(variants, starting)
         for index, item in enumerate(found):
