@@ -72,9 +72,9 @@ class Package(abc.ABC):
         if sums.size != entry.size:
             self._fail(f"{entry.name} has {sums.size} bytes and not {entry.size}")
         if entry.crc32 is not None and sums.crc32 != entry.crc32:
-            self._fail(f"{entry.name} is damaged: its content does not fit its CRC-32")
+            self._fail(f"{entry.name} is damaged: its content does not match its CRC-32")
         if expected is not None and sums.sha256() != expected:
-            self._fail(f"{entry.name} is damaged: its content does not fit its SHA-256")
+            self._fail(f"{entry.name} is damaged: its content does not match its SHA-256")
 
     def read(self, name: str, *, limit: int = 1 << 30) -> bytes:
         """Return the content of an entry after checking its CRC-32.

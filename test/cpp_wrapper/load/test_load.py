@@ -786,7 +786,7 @@ def flipped(path: str, ending: str) -> io.BytesIO:
 
 @pytest.mark.parametrize("ending", ["wrapper.so", ".weights", "wrapper_metadata.json"])
 def test_a_flipped_bit_is_found(path: str, temporary: pathlib.Path, ending: str) -> None:
-    with pytest.raises(exc.BadPackageError, match="is damaged: its content does not fit"):
+    with pytest.raises(exc.BadPackageError, match="is damaged: its content does not match"):
         inductor_ext.load(flipped(path, ending))
     assert list(temporary.iterdir()) == []
 
@@ -808,7 +808,7 @@ def test_large_weights_are_verified_by_their_constants(
             data = bytearray(pathlib.Path(path).read_bytes())
             data[place[1] + (constant.offset or 0) + at] ^= 1
             damaged.write_bytes(data)
-            with pytest.raises(exc.BadPackageError, match="does not fit its SHA-256"):
+            with pytest.raises(exc.BadPackageError, match="does not match its SHA-256"):
                 inductor_ext.load(damaged)
 
 
@@ -889,7 +889,7 @@ def test_what_is_no_package_is_told_from_a_damaged_one(tmp_path: pathlib.Path) -
         inductor_ext.load(tmp_path)
     exported = tmp_path / "exported.pt2"
     torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),)), exported)
-    with pytest.raises(exc.NoModelError, match=r"no compiled model in .*exported\.pt2"):
+    with pytest.raises(exc.NoModelError, match=r"exported\.pt2 contains no compiled model"):
         inductor_ext.load(exported)
 
 
@@ -960,7 +960,7 @@ def test_damage_to_inductors_packages_is_found(stock_path: str, tmp_path: pathli
         (library,) = [entry for name, entry in package.entries.items() if name.endswith(".so")]
     data[library.offset + library.size // 2] ^= 1
     damaged.write_bytes(data)
-    with pytest.raises(exc.BadPackageError, match="does not fit its CRC-32"):
+    with pytest.raises(exc.BadPackageError, match="does not match its CRC-32"):
         inductor_ext.load(damaged)
 
 
