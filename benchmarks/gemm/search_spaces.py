@@ -13,11 +13,7 @@ The set `regret` has twelve problems for which it is worth measuring all candida
 command `regret` turns the file (or any other) into the results that are committed. The set
 `prologues` has problems with M of some hundred, with and without a prologue fused into the operand
 loads, whose kernels tuning leaves out if they are predicted to lose. The cost model has no
-measurements of the ways to end a GEMM (split-K, stream-K, TMA stores); this command measures their
-benefit:
-
-    python -m benchmarks.gemm.search_spaces measure --set tails --pairs --most 24 \
-        --budget-seconds 100 --out tails.json
+measurements of split-K, stream-K and TMA stores; `measure --set tails --pairs` measures them.
 """
 
 from __future__ import annotations

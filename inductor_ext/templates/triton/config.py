@@ -240,8 +240,8 @@ class GemmConfig:
         if dequant is None or dequant.scales != "group":
             return 0
         column = size_of(ceiling(self.block_k, dequant.group), dequant.scale_dtype)
-        factors = 2 if problem.epilogue.gated else 1
-        copied = max(self.block_n * max(4, column), 4 * self.threads * factors)
+        weights = 2 if problem.epilogue.gated else 1
+        copied = max(self.block_n * max(4, column), 4 * self.threads * weights)
         return copied * (2 if dequant.zero_points else 1)
 
     def extra_bytes(self, problem: GemmProblem) -> int:
@@ -254,8 +254,8 @@ class GemmConfig:
         """
         template = TEMPLATES[self.template]
         if template.direct:
-            products = 2 if problem.epilogue.gated and not template.stationary else 1
-            return self.warps * self.block_m * self.columns_at_once // products * 4
+            matmuls = 2 if problem.epilogue.gated and not template.stationary else 1
+            return self.warps * self.block_m * self.columns_at_once // matmuls * 4
         statistics = self._statistics_bytes(problem)
         if not template.tensor_cores:
             return statistics

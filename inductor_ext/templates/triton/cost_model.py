@@ -324,10 +324,10 @@ def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> fl
             multiplied /= c.changed
     else:
         # Gate and up projection are two matmuls.
-        products = 2 if case.problem.epilogue.gated else 1
+        matmuls = 2 if case.problem.epilogue.gated else 1
         # The warps of a direct kernel compute the same tile.
         side_by_side = 1 if TEMPLATES[config.template].direct else warps
-        multiplied = max(m * n, products * side_by_side * _WARP_TILE) / old_rate
+        multiplied = max(m * n, matmuls * side_by_side * _WARP_TILE) / old_rate
     if case.converts_a:
         multiplied += max(m * m, warps * _WARP_TILE) / old_rate
     return (2 * k * multiplied + others) * 1e6

@@ -296,14 +296,14 @@ def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
     widest = max(32 if problem.epilogue.gated else 16, next_power_of_two(problem.n))
     least, most = _STEP_BYTES
     # Warps are arranged along N, each with at least 8 columns of each matmul.
-    products = 2 if problem.epilogue.gated else 1
+    matmuls = 2 if problem.epilogue.gated else 1
     for n in sorted({min(side, widest) for side in (16, 32, 64, 128)}):
         for k in sorted({min(depth, longest) for depth in (64, 128, 256, 512)}):
             size = n * k * bits // 8
             if size > most or (size < least and n < widest and k < longest):
                 continue
             for warps in (2, 4) if n <= 64 else (4,):
-                if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps * products:
+                if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps * matmuls:
                     continue
                 shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
                 for divided in _divided(problem, shape, device):
@@ -340,10 +340,10 @@ def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
     if problem.rows > 8:
         return
     pdl = device.capability >= (9, 0)
-    products = 2 if problem.epilogue.gated else 1
+    matmuls = 2 if problem.epilogue.gated else 1
     chunk = CHUNK_BYTES * 8 // DTYPE_BITS[problem.b.dtype]
     for n, warps, chunks in itertools.product((16, 32), (2, 4, 8), (1, 2)):
-        shape = _shape(name, problem, 8, n * products, warps * chunks * chunk, warps=warps, pdl=pdl)
+        shape = _shape(name, problem, 8, n * matmuls, warps * chunks * chunk, warps=warps, pdl=pdl)
         yield from _divided(problem, shape, device, count=2)
 
 
@@ -358,8 +358,8 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
     if problem.rows > 16:
         return
     pdl = device.capability >= (9, 0)
-    products = 2 if problem.epilogue.gated else 1
-    strips = sum(ceiling(part, STRIP) for part in problem.parts or (problem.n,)) // products
+    matmuls = 2 if problem.epilogue.gated else 1
+    strips = sum(ceiling(part, STRIP) for part in problem.parts or (problem.n,)) // matmuls
     for warps, depth in itertools.product((4, 8), (128, 256)):
         splits, rest = divmod(problem.k, warps * depth)
         if rest or splits < 2:
@@ -368,10 +368,10 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
         shape = _shape(name, problem, rows, STRIP, warps * depth, warps=warps, pdl=pdl)
         shape = dataclasses.replace(shape, split_k=splits, one_launch=True)
         occupancy = shape.occupancy(problem, device)
-        most = MOST_SUMS * shape.threads // (rows * products) // STRIP
+        most = MOST_SUMS * shape.threads // (rows * matmuls) // STRIP
         for resident in dict.fromkeys((occupancy, next_power_of_two(occupancy + 1) // 2)):
             strips_per_cta = ceiling(strips, max(1, resident * device.sms // splits))
-            yield dataclasses.replace(shape, block_n=STRIP * min(strips_per_cta, most) * products)
+            yield dataclasses.replace(shape, block_n=STRIP * min(strips_per_cta, most) * matmuls)
 
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:

@@ -100,11 +100,11 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
             "stationary has up to 16 rows in tiles of 8 or 16, and not "
             f"{problem.rows} in tiles of {config.block_m}"
         )
-    products = 2 if problem.epilogue.gated else 1
-    columns = STRIP * products
+    matmuls = 2 if problem.epilogue.gated else 1
+    columns = STRIP * matmuls
     if config.block_n % columns:
         return f"block_n is {config.block_n}, not a multiple of the {columns} columns of strips"
-    width = next_power_of_two(config.block_n // products) * products
+    width = next_power_of_two(config.block_n // matmuls) * matmuls
     if config.block_m * width > MOST_SUMS * config.threads:
         return (
             f"accumulators of {config.block_m} rows by {width} columns are more than {MOST_SUMS} "

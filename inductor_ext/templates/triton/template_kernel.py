@@ -108,8 +108,8 @@ class GemmKernel(TritonTemplateKernel):
         Inductor omits the index for kernels that are not templates: the launcher then loads the
         kernel on the current device.
         """
-        stock: Any = super()
-        lines: str = stock.jit_lines()
+        original: Any = super()
+        lines: str = original.jit_lines()
         if self.use_jit or not _compat.compiles_on_one_rank():
             return lines
         kernel: Any = self.triton_meta
