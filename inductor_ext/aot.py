@@ -52,8 +52,7 @@ def aoti_compile_and_package(
 
     Args:
         exported_program: a program returned by `torch.export.export`, including its example
-            inputs; or a mapping from model name in the package to program. The model name of a
-            single program is "model".
+            inputs; or a mapping from model name to program. A single program is named "model".
         package_path: a path that ends in .pt2, or a writable and seekable binary buffer. Default:
             None, which chooses a path in Inductor's cache folder.
         inductor_configs: options of Inductor and settings of the extension by name (see
@@ -68,10 +67,9 @@ def aoti_compile_and_package(
         exc.UnsupportedTorchError, exc.UncheckableInputError, exc.MissingToolchainError: before
             anything is compiled or written. BadPackagePathError and BadWeightsFileError are also
             raised later if writing fails, for example because the disk is full.
-        exc.UnsupportedLevelError: this machine cannot compile for the setting `aot_isa`. Raised
-            before anything is compiled.
-        exc.SharedWeightsFileError: the setting `aot_weights_file` was given for several programs.
-            Raised after the compile.
+        exc.UnsupportedLevelError: this machine cannot compile for `aot_isa`. Raised likewise.
+        exc.SharedWeightsFileError: after the compile, if `aot_weights_file` is set for several
+            programs.
     """
     programs = _check_programs(exported_program)
     output_path.check_package_path(package_path)
@@ -88,9 +86,7 @@ def aoti_compile_and_package(
             return _package(programs, path, patches, settings)
 
     def choices_key(program: ExportedProgram) -> str:
-        from inductor_ext.lowerings.graph import post_grad_pass
-
-        return post_grad_pass.cache_key(settings, program.graph_module)
+        return _compute_choices_key(program, settings)
 
     start = time.perf_counter()
     # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
@@ -98,13 +94,16 @@ def aoti_compile_and_package(
         programs, package_path, patches, settings, compile_, choices_key
     )
     if isinstance(result, str):
-        record = PackageRecord(
-            path=result,
-            bytes=os.path.getsize(result),
-            seconds=round(time.perf_counter() - start, 3),
-        )
+        seconds = round(time.perf_counter() - start, 3)
+        record = PackageRecord(path=result, bytes=os.path.getsize(result), seconds=seconds)
         events.emit(record, event_log=settings.event_log)
     return result
+
+
+def _compute_choices_key(program: ExportedProgram, settings: Settings) -> str:
+    from inductor_ext.lowerings.graph import post_grad_pass
+
+    return post_grad_pass.cache_key(settings, program.graph_module)
 
 
 def _check_programs(argument: Any) -> dict[str, ExportedProgram]:
