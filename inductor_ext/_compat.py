@@ -28,12 +28,12 @@ __all__ = [
     "compile_apart",
     "compiles_on_one_rank",
     "default_choices",
-    "in_range",
-    "minor",
+    "is_in_range",
+    "make_serializable",
+    "minor_version",
     "peek_choices",
     "region_patches",
     "scratch_covers_grid",
-    "serializable",
     "symbol_hints",
     "torch_version",
     "triton_copies_register_operand",
@@ -62,7 +62,7 @@ def triton_version() -> tuple[int, int] | None:
     """Return the installed Triton's (major, minor), without importing it; None if there is none."""
     for name in ("triton", "pytorch-triton"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            return minor(metadata.version(name))
+            return minor_version(metadata.version(name))
     return None
 
 
@@ -78,16 +78,16 @@ def triton_copies_register_operand() -> bool:
     return version is not None and version >= (3, 8)
 
 
-def minor(version: str) -> tuple[int, int]:
+def minor_version(version: str) -> tuple[int, int]:
     """Return (major, minor) of a version string."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
-def in_range(version: str) -> bool:
+def is_in_range(version: str) -> bool:
     """Whether a torch version is within `SUPPORTED`."""
-    lowest, highest = map(minor, SUPPORTED)
-    return lowest <= minor(version) <= highest
+    lowest, highest = map(minor_version, SUPPORTED)
+    return lowest <= minor_version(version) <= highest
 
 
 def check_torch(*, override: bool) -> None:
@@ -100,13 +100,13 @@ def check_torch(*, override: bool) -> None:
         exc.UnsupportedTorchError: it is not, and `override` is false.
     """
     version = torch_version()
-    if not override and not in_range(version):
+    if not override and not is_in_range(version):
         raise exc.UnsupportedTorchError(
             actual=version,
             lowest=SUPPORTED[0],
             highest=SUPPORTED[1],
             variable=settings.environment_variable("allow_unsupported_torch"),
-            check=_NEWER if minor(version) > minor(SUPPORTED[1]) else "",
+            check=_NEWER if minor_version(version) > minor_version(SUPPORTED[1]) else "",
         )
 
 
@@ -203,7 +203,7 @@ def choices_handler(handler: InductorChoices) -> Iterator[None]:
                 delattr(virtualized.threadlocal, virtualized._choices._key)
 
 
-def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def make_serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a backend's result as `torch.compile(...).aot_compile` requires.
 
     torch 2.11 only wraps the result of the "inductor" backend; later releases wrap any result that
@@ -213,7 +213,7 @@ def serializable(compiled: Callable[..., Any]) -> Callable[..., Any]:
     import torch._functorch.config
     from torch._dynamo import aot_compile_types
 
-    if minor(torch_version()) > (2, 11) or not torch._functorch.config.force_autograd_cache:
+    if minor_version(torch_version()) > (2, 11) or not torch._functorch.config.force_autograd_cache:
         return compiled
     if getattr(compiled, "serialize", None) is None:
         return compiled

@@ -271,6 +271,6 @@ def _describe_compiler() -> str:
 def _require_toolchain(programs: Mapping[str, ExportedProgram]) -> None:
     nodes = [node for program in programs.values() for node in program.graph.nodes]
     devices = requirements.device_types(node.meta.get("val") for node in nodes)
-    missing = requirements.missing("aot", devices)
+    missing = requirements.find_missing("aot", devices)
     if missing is not None:
         missing.require()

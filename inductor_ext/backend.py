@@ -74,13 +74,13 @@ def inductor_ext(
             devices = requirements.device_types(
                 [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
             )
-            missing = requirements.missing("jit", devices)
+            missing = requirements.find_missing("jit", devices)
             if missing is not None:
                 return _run_eagerly(gm, missing, settings)
             with inductor_config.patch(patches):
                 requirements.warn_about_gemm_backends(devices)
         compiled = torch._TorchCompileInductorWrapper(None, patches, None)(gm, example_inputs)
-        return _compat.serializable(compiled)
+        return _compat.make_serializable(compiled)
 
 
 def _reset() -> None:

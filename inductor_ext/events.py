@@ -117,8 +117,8 @@ def emit(record: Record, *, event_log: str | None = None) -> None:
     log.log(record.level, "%s", record.describe())
     with _lock:
         for listener in _listeners:
-            heard = listener.thread in (None, threading.get_ident())
-            if heard and isinstance(record, listener.kinds):
+            is_meant = listener.thread in (None, threading.get_ident())
+            if is_meant and isinstance(record, listener.kinds):
                 listener.records.append(record)
     line = json.dumps(record.as_json(), default=str)
     _trace(record, line)

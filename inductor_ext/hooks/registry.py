@@ -57,9 +57,9 @@ def concerns(hook: Hook, version: str) -> bool:
     Args:
         version: such as `2.14.1+cu130`.
     """
-    release = _compat.minor(version)
-    return (not hook.since or release >= _compat.minor(hook.since)) and (
-        not hook.until or release < _compat.minor(hook.until)
+    release = _compat.minor_version(version)
+    return (not hook.since or release >= _compat.minor_version(hook.since)) and (
+        not hook.until or release < _compat.minor_version(hook.until)
     )
 
 

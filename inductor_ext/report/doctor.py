@@ -241,7 +241,7 @@ def _describe_torch(part: Component) -> dict[str, Any]:
         "version": part.version,
         "cuda": cuda,
         "supported": list(_compat.SUPPORTED),
-        "in_range": part.version is not None and _compat.in_range(part.version),
+        "in_range": part.version is not None and _compat.is_in_range(part.version),
     }
 
 

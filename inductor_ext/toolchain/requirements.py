@@ -13,7 +13,7 @@ from typing import Any, Literal
 from inductor_ext import events
 from inductor_ext.toolchain import components
 
-__all__ = ["device_types", "missing", "warn_about_gemm_backends"]
+__all__ = ["device_types", "find_missing", "warn_about_gemm_backends"]
 
 _NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("jit", "cpu"): ("cxx", "python_headers"),
@@ -30,7 +30,9 @@ def device_types(values: Iterable[Any]) -> set[str]:
     return {value.device.type for value in values if isinstance(value, torch.Tensor)}
 
 
-def missing(use: Literal["jit", "aot"], devices: Collection[str]) -> components.Component | None:
+def find_missing(
+    use: Literal["jit", "aot"], devices: Collection[str]
+) -> components.Component | None:
     """Return the first component that a compile for `devices` requires and this machine lacks."""
     # The wrapper of an ahead-of-time compile is C++ on every device.
     for device in sorted({*devices, "cpu"} if use == "aot" else devices):

@@ -457,7 +457,7 @@ def test_unsupported_torch_is_refused_with_an_override(
     "version", ["2.11.0+cu130", "2.12.1", "2.13.0+cpu", "2.14.1", "2.15.0a0+git1"]
 )
 def test_supported_torch_is_accepted(version: str) -> None:
-    assert _compat.in_range(version)
+    assert _compat.is_in_range(version)
 
 
 def test_standalone_compile_follows_the_activation() -> None:

@@ -124,7 +124,7 @@ def test_what_a_graph_needs(
     monkeypatch: pytest.MonkeyPatch, use: str, devices: set[str], absent: str, missing: str | None
 ) -> None:
     monkeypatch.setattr(components, "probe", FakeParts(absent))
-    part = requirements.missing(use, devices)  # type: ignore[arg-type]
+    part = requirements.find_missing(use, devices)  # type: ignore[arg-type]
     assert (part.name if part else None) == missing
     if part is not None:
         with pytest.raises(exc.MissingToolchainError, match=f"get {missing}"):
