@@ -42,6 +42,13 @@ modules of a subpackage that belong to a lower layer than the rest of it.
 A room imports from its own layer and from lower ones, and no two rooms import each other.
 """
 
+FEATURES: dict[str, frozenset[str]] = {
+    "matmul kernels": frozenset({"autotune", "lowerings", "templates"}),
+    "memory": frozenset({"memory", "memory_planning"}),
+    "packages": frozenset({"cpp_wrapper"}),
+}
+"""The features, which never import each other; what they share is in lower layers."""
+
 IMPORTERS: dict[str, frozenset[str]] = {
     "backend": frozenset({"aot", "cli", "__main__"}),
     "cli": frozenset({"__main__"}),
@@ -223,6 +230,7 @@ def imported_room(package: Path, path: str) -> str | None:
 def violations(package: Path) -> list[str]:
     """What breaks the rules above, one readable line each."""
     layer_of = {name: index for index, layer in enumerate(LAYERS) for name in layer}
+    feature_of = {name: feature for feature, rooms in FEATURES.items() for name in rooms}
     problems = [
         f"{name} stands in no layer: add it to LAYERS in test/test_import_layers.py, in the lowest "
         "layer that holds all it imports (docs/architecture.md describes them)"
@@ -252,6 +260,9 @@ def violations(package: Path) -> list[str]:
                 continue
             if layer_of[target] > layer_of[importer]:
                 problems.append(f"{where}: {importer} imports {target}, a higher layer")
+            features = {feature_of.get(importer, ""), feature_of.get(target, "")} - {""}
+            if len(features) > 1:
+                problems.append(f"{where}: {importer} imports {target}, of another feature")
             if importer not in IMPORTERS.get(target, layer_of):
                 problems.append(f"{where}: {importer} imports {target}, which is not for it")
             if not found.typing_only:
@@ -332,6 +343,7 @@ def house(tmp_path: Path) -> Path:
     ("importer", "statement", "complaint"),
     [
         ("exc", "import inductor_ext.events", "exc imports events, a higher layer"),
+        ("lowerings", "import inductor_ext.memory", "lowerings imports memory, of another feature"),
         ("exc", "from inductor_ext import events", "exc imports events, a higher layer"),
         ("exc", "from inductor_ext.events import emit", "exc imports events, a higher layer"),
         ("exc", "from . import events", "exc imports events, a higher layer"),

@@ -1,13 +1,12 @@
 """The GPU code of a graph: its kernels, their architectures, and their object files.
 
-Triton kernels are those that Inductor recorded while generating the graph's code; CUTLASS kernels
-are those that the code calls. An object file contains a kernel's machine code if the package has no
-separate file for it.
+Triton kernels are those that Inductor recorded while generating the graph's code. The objects of
+other kernels are those that lowerings attached to the wrapper codegen (`hooks.linked_objects`). An
+object file contains a kernel's machine code if the package has no separate file for it.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -15,9 +14,7 @@ from typing import Any
 
 from inductor_ext import settings
 from inductor_ext.cpp_wrapper.build import fatbin
-from inductor_ext.templates.cutlass import aot_link as cutlass_objects
-from inductor_ext.templates.cutlass import runtime as cutlass_runtime
-from inductor_ext.templates.cutlass.source import Source
+from inductor_ext.hooks.linked_objects import LinkedObject, linked_objects
 
 __all__ = [
     "are_compiled_later",
@@ -52,8 +49,8 @@ def cuda_architectures(
 
     if device_type != "cuda":
         return ()
-    # CUTLASS kernels are compiled only for the GPU of this machine.
-    if config.aot_inductor.emit_multi_arch_kernel and not _cutlass_kernels(graph):
+    # Attached objects are compiled only for the GPU of this machine.
+    if config.aot_inductor.emit_multi_arch_kernel and not _attached_objects(graph):
         return fatbin.architectures(gencode_options(graph))
     digits = re.sub(r"\D", "", metadata.get("AOTI_COMPUTE_CAPABILITY", ""))
     return (f"sm_{digits}",) if digits else ()
@@ -69,12 +66,12 @@ def triton_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
     return [(name, recorded[name]) for name in recorded if name in names]
 
 
-def _cutlass_kernels(graph: Any) -> list[Source]:
-    """Return the CUTLASS kernels that the graph or its constant-folding graph calls."""
-    kernels = dict(cutlass_objects.kernels_of(graph.wrapper_code))
+def _attached_objects(graph: Any) -> list[LinkedObject]:
+    """Return the objects that the graph or its constant-folding graph is linked with."""
+    objects = dict(linked_objects(graph.wrapper_code))
     if graph.const_module is not None:
-        kernels |= cutlass_objects.kernels_of(graph.const_module.wrapper_code)
-    return list(kernels)
+        objects |= linked_objects(graph.const_module.wrapper_code)
+    return list(objects.values())
 
 
 def write_objects(
@@ -88,22 +85,14 @@ def write_objects(
         values: the settings of the compile.
         folder: where the files are written; Inductor has written those of its CUTLASS kernels.
     """
-    return [*_triton_objects(graph, device_type, folder), *_cutlass_objects(graph, values, folder)]
-
-
-def _cutlass_objects(graph: Any, values: settings.Settings, folder: str) -> list[str]:
-    """Create one object file per CUTLASS kernel that a graph calls, and return their paths."""
-    objects = []
-    for source in _cutlass_kernels(graph):
-        objects.append(os.path.join(folder, f"{cutlass_objects.symbol(source)}.o"))
-        cutlass_objects.link(source, cutlass_runtime.store(values), objects[-1])
-    return objects
+    attached = [kernel.write(folder, values) for kernel in _attached_objects(graph)]
+    return [*_triton_objects(graph, device_type, folder), *attached]
 
 
 def kernel_names(graph: Any) -> set[str]:
     """Return the names of the kernels generated for a graph."""
     generated = {str(name) for name in graph.wrapper_code.src_to_kernel.values()}
-    return generated | {kernel.name for kernel in _cutlass_kernels(graph)}
+    return generated | {kernel.name for kernel in _attached_objects(graph)}
 
 
 def _triton_objects(graph: Any, device_type: str, folder: str) -> list[str]:
