@@ -21,12 +21,12 @@ from inductor_ext.templates.cutlass.source import Source
 from inductor_ext.templates.problem import GemmProblem
 
 __all__ = [
-    "awaited",
+    "being_built",
     "can_build",
     "generation",
     "missing",
     "prepare",
-    "unobtainable",
+    "unavailable",
 ]
 
 Wanted = tuple[GemmProblem, CutlassConfig]
@@ -49,7 +49,7 @@ def can_build() -> bool:
     return why is None
 
 
-def awaited(
+def being_built(
     wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
 ) -> set[GemmProblem]:
     """Return the problems whose kernels are being built in the background; start builds if needed.
@@ -67,7 +67,7 @@ def awaited(
     return {problem for problem, several in sources.items() if left & set(several)}
 
 
-def unobtainable(
+def unavailable(
     wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
 ) -> set[GemmProblem]:
     """Return the problems without a kernel in the store, if none can be built; warn once about it.

@@ -135,7 +135,7 @@ def current() -> Options:
     Raises:
         exc.BadOptionError: an allowlist or denylist is not a regular expression.
     """
-    if not decide.is_asked("CUTLASS"):
+    if not decide.backend_enabled("CUTLASS"):
         return Options(wanted=False, tunes=False)
     operators = str(_setting("cutlass_enabled_ops")).lower().replace(" ", "")
     limit = _setting("cutlass_max_profiling_configs")
@@ -151,7 +151,7 @@ def current() -> Options:
         bool(_setting("cutlass_tma_only")),
         # CUTLASS epilogues do not round between two ops.
         bool(_setting("cutlass_epilogue_fusion_enabled")) and not numerics.has_exact_pointwise(),
-        not decide.is_asked("TRITON"),
+        not decide.backend_enabled("TRITON"),
         tuple(flag for name, flag in _FLAGS.items() if _setting(name)),
     )
 

@@ -1,9 +1,9 @@
 """Decide which kernel each GEMM of a graph uses: forced, looked up, or tuned now; else Inductor's.
 
-`decide` applies the rule of `forced` if there is one. Otherwise it looks up the tuning results
-(`results_db`) and, if the compile may tune, benchmarks the problems without an exact result. A
-problem without any result gets Inductor's path. All ranks of a distributed run make the same
-decision (`distributed.agree`). The predicates in this module read Inductor's options
+`decide` applies the rule of `force_config` if there is one. Otherwise it looks up the tuning
+results (`results_db`) and, if the compile may tune, benchmarks the problems without an exact
+result. A problem without any result gets Inductor's path. All ranks of a distributed run make the
+same decision (`distributed.share_decisions`). The predicates in this module read Inductor's options
 (`max_autotune`, `max_autotune_gemm`, `max_autotune_gemm_backends`). The settings `gemm_templates`
 and `tuning_*` apply.
 """
@@ -25,13 +25,13 @@ from inductor_ext.templates.problem import GemmProblem
 
 __all__ = [
     "Rule",
-    "compares",
+    "backend_enabled",
     "decide",
-    "forced",
-    "forced_on",
-    "is_asked",
+    "force_config",
+    "forced_config",
     "is_forced",
     "launches_dependents",
+    "may_replace_aten",
     "may_tune",
 ]
 
@@ -40,7 +40,7 @@ Rule = Callable[[GemmProblem], "Config | None"]
 
 
 @contextlib.contextmanager
-def forced(rule: Rule) -> Iterator[None]:
+def force_config(rule: Rule) -> Iterator[None]:
     """Let `rule` decide about every GEMM in this thread, without any lookup, inside the context.
 
     If the configuration is not legal for its problem, Inductor's path is used.
@@ -54,7 +54,7 @@ def is_forced() -> bool:
     return context.current().gemm_rule is not None
 
 
-def forced_on(problem: GemmProblem) -> Config | None:
+def forced_config(problem: GemmProblem) -> Config | None:
     """Return the configuration that this thread's rule selects for a problem, legal or not.
 
     A rule must be active.
@@ -64,7 +64,7 @@ def forced_on(problem: GemmProblem) -> Config | None:
     return rule(problem)
 
 
-def is_asked(backend: str) -> bool:
+def backend_enabled(backend: str) -> bool:
     """Whether Inductor's options list a GEMM backend.
 
     Args:
@@ -80,11 +80,11 @@ def may_tune(backend: str) -> bool:
     """Whether Inductor's options allow benchmarking the candidates of a GEMM backend.
 
     Args:
-        backend: as in `is_asked`.
+        backend: as in `backend_enabled`.
     """
     from torch._inductor import config
 
-    return bool(config.max_autotune or config.max_autotune_gemm) and is_asked(backend)
+    return bool(config.max_autotune or config.max_autotune_gemm) and backend_enabled(backend)
 
 
 def launches_dependents() -> bool:
@@ -101,7 +101,7 @@ def launches_dependents() -> bool:
     return bool(config.triton.cudagraphs or config.triton.enable_pdl or not by_torch)
 
 
-def compares(settings: Settings) -> bool:
+def may_replace_aten(settings: Settings) -> bool:
     """Whether extension kernels may be compared with Inductor's path here, or a rule decides.
 
     Args:
@@ -132,32 +132,35 @@ def decide(
         candidate_set: identifies the candidate set, see `Environment`.
         allowed: whether a configuration that was measured in another environment may be used.
     """
-    different = list(dict.fromkeys(problems))
+    unique = list(dict.fromkeys(problems))
     rule: Rule | None = context.current().gemm_rule
     if rule is not None:
-        chosen = {item: rule(item) for item in different}
+        chosen = {problem: rule(problem) for problem in unique}
         return {
-            key: Decision(config if config and legal(key, config, device) else None, "forced")
-            for key, config in chosen.items()
+            problem: Decision(
+                config if config and legal(problem, config, device) else None, "forced"
+            )
+            for problem, config in chosen.items()
         }
-    known = results_db.open_database(settings)
+    database = results_db.open_database(settings)
 
     def environments(problem: GemmProblem) -> Environment:
         return Environment.of(device, problem.operation, candidate_set)
 
     def decide_here(pending: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
-        found = {}
+        decisions = {}
         for problem in pending:
-            entry = known.lookup(problem, device, environments)
-            if entry is None or not (entry.exact or tune is None):
+            result = database.lookup(problem, device, environments)
+            if result is None or not (result.exact or tune is None):
                 continue
-            if entry.exact or entry.decision.config is None or allowed(entry.decision.config):
-                found[problem] = entry.decision
-        unknown = [item for item in pending if item not in found]
+            config = result.decision.config
+            if result.exact or config is None or allowed(config):
+                decisions[problem] = result.decision
+        unknown = [problem for problem in pending if problem not in decisions]
         if tune is not None and unknown:
-            found |= known.tune_missing(unknown, device, tune, environments)
-        return {item: found.get(item, STOCK) for item in pending}
+            decisions |= database.tune_missing(unknown, device, tune, environments)
+        return {problem: decisions.get(problem, STOCK) for problem in pending}
 
-    return distributed.agree(
-        different, decide_here, environments, "known" if tune is None else "tuned"
+    return distributed.share_decisions(
+        unique, decide_here, environments, "known" if tune is None else "tuned"
     )

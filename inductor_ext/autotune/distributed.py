@@ -28,10 +28,10 @@ from inductor_ext.templates.problem import GemmProblem, read
 if TYPE_CHECKING:
     import torch.distributed
 
-__all__ = ["agree"]
+__all__ = ["share_decisions"]
 
 
-def agree(
+def share_decisions(
     problems: Iterable[GemmProblem],
     decide: Tune,
     environments: Environments,
@@ -53,26 +53,26 @@ def agree(
     pending = list(dict.fromkeys(problems))
     store = store or _store()
     if store is None:
-        return _decided(decide, pending)
+        return _decide_pending(decide, pending)
     keys = {problem: _key(problem, environments(problem), scope) for problem in pending}
-    agreed: dict[GemmProblem, Decision] = {}
+    shared: dict[GemmProblem, Decision] = {}
     try:
         for problem in pending:
             if store.check([keys[problem]]):
-                agreed[problem] = _read(store.get(keys[problem]))
+                shared[problem] = _read(store.get(keys[problem]))
     except RuntimeError as error:
         _warn(error)
-    decided = _decided(decide, [problem for problem in pending if problem not in agreed])
+    decided = _decide_pending(decide, [problem for problem in pending if problem not in shared])
     try:
         for problem, decision in decided.items():
             offer = json.dumps(json_codec.encode(decision))
-            agreed[problem] = _read(store.compare_set(keys[problem], "", offer))
+            shared[problem] = _read(store.compare_set(keys[problem], "", offer))
     except RuntimeError as error:
         _warn(error)
-    return {**decided, **agreed}
+    return {**decided, **shared}
 
 
-def _decided(decide: Tune, problems: list[GemmProblem]) -> dict[GemmProblem, Decision]:
+def _decide_pending(decide: Tune, problems: list[GemmProblem]) -> dict[GemmProblem, Decision]:
     return dict(decide(problems)) if problems else {}
 
 

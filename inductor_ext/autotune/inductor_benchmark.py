@@ -132,7 +132,7 @@ class InductorBench:
                 options = _CUTLASS_OPTIONS if isinstance(config, CutlassConfig) else {}
                 if problem not in traced:
                     traced[problem] = _trace(problem, self.device)
-                with decide.forced(_rule(problem, config)), inductor_config.patch(options):
+                with decide.force_config(_rule(problem, config)), inductor_config.patch(options):
                     codes[index] = _generate(traced[problem])
             except Exception as error:
                 codes[index] = error

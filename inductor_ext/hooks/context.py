@@ -49,7 +49,7 @@ class CompileContext:
     """Collects every `build.artifact.Artifact`; None if weights are written to files
     immediately."""
     gemm_rule: Callable[[Any], Any] | None = None
-    """Decides every GEMM without a lookup or a benchmark (`autotune.decide.forced`)."""
+    """Decides every GEMM without a lookup or a benchmark (`autotune.decide.force_config`)."""
 
 
 _NONE = CompileContext()

@@ -62,7 +62,7 @@ def _dispatch_can_pad(stock: Callable[..., bool]) -> Callable[..., bool]:
         if settings is not None:
             if not pad_mm_policy.may_pad():
                 return False
-            if decide.compares(settings) and pad_mm_policy.is_only_m_unaligned(mat1, mat2):
+            if decide.may_replace_aten(settings) and pad_mm_policy.is_only_m_unaligned(mat1, mat2):
                 return False
         return stock(mat1, mat2, *args, **kwargs)
 

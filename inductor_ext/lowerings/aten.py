@@ -50,7 +50,7 @@ def _call_inductor(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     from torch._inductor.virtualized import V
 
     plan = plan_of(V.current_node)
-    if plan is not None and plan.decision.origin != "unknown" and decide.is_asked("ATEN"):
+    if plan is not None and plan.decision.origin != "unknown" and decide.backend_enabled("ATEN"):
         with config.patch(max_autotune=False, max_autotune_gemm=False):
             return stock(*args, **kwargs)
     backends = [part.strip() for part in config.max_autotune_gemm_backends.split(",")]

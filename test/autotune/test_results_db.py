@@ -679,15 +679,17 @@ def test_ranks_decide_only_on_what_nobody_has_decided() -> None:
         asked.append([item.m for item in batch])
         return {item: decision(float(len(asked))) for item in batch}
 
-    first = distributed.agree([problem(), problem(1)], decide, here, "", shared)
-    again = distributed.agree([problem(1), problem(2), problem()], decide, here, "", shared)
+    first = distributed.share_decisions([problem(), problem(1)], decide, here, "", shared)
+    again = distributed.share_decisions(
+        [problem(1), problem(2), problem()], decide, here, "", shared
+    )
     assert asked == [[2048, 2049], [2050]]
     assert [again[problem(index)].microseconds(CONFIG) for index in range(3)] == [1.0, 1.0, 2.0]
     assert first[problem()] == again[problem()] == decision(1.0)
-    distributed.agree([problem()], decide, here, "tuning", shared)
-    distributed.agree([problem()], decide, lambda _: OLD_TRITON, "", shared)
+    distributed.share_decisions([problem()], decide, here, "tuning", shared)
+    distributed.share_decisions([problem()], decide, lambda _: OLD_TRITON, "", shared)
     assert asked[2:] == [[2048], [2048]]
-    assert distributed.agree([problem()], decide, here, "") == {problem(): decision(5.0)}
+    assert distributed.share_decisions([problem()], decide, here, "") == {problem(): decision(5.0)}
 
 
 def test_a_store_that_does_not_answer_leaves_each_rank_alone(
@@ -704,7 +706,9 @@ def test_a_store_that_does_not_answer_leaves_each_rank_alone(
     def decide(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         return dict.fromkeys(batch, decision())
 
-    assert distributed.agree([problem()], decide, here, "", broken) == {problem(): decision()}
+    assert distributed.share_decisions([problem()], decide, here, "", broken) == {
+        problem(): decision()
+    }
     assert [message.split(":")[0] for message in caplog.messages] == [
         "ranks cannot agree on GEMM kernels, so every rank selects its own"
     ]

@@ -386,7 +386,7 @@ class TestVariants:
         with (
             fake_cuda.device(),
             scope.compile_scope(config.snapshot()),
-            decide.forced(met.append),  # type: ignore[func-returns-value]
+            decide.force_config(met.append),  # type: ignore[func-returns-value]
             inductor_benchmark._untraced(),
         ):
             inductor_benchmark._generate(inductor_benchmark._trace(problem, "cuda:0"))

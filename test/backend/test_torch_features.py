@@ -68,7 +68,7 @@ class TestOnOneRank:
         inputs = [((256, 256), HALF), ((256, 64), HALF), ((64,), HALF)]
         with (
             scope.compile_scope(config.snapshot(settings)),
-            decide.forced(lambda _: chosen),
+            decide.force_config(lambda _: chosen),
         ):
             return fake_cuda.lower(function, *inputs).code
 
@@ -200,7 +200,7 @@ def test_combo_kernels_beside_matmuls_and_arenas(chosen: GemmConfig | None) -> N
     with (
         events.capture(MemoryPlanRecord) as records,
         scope.compile_scope(values),
-        decide.forced(lambda _: chosen),
+        decide.force_config(lambda _: chosen),
     ):
         code = fake_cuda.lower(function, *inputs, combo_kernels=True).code
     assert "combo_grid_meta" in code

@@ -480,7 +480,7 @@ def _lowered(program: Program, rule: decide.Rule) -> str | Exception:
         with contextlib.ExitStack() as stack:
             stack.enter_context(kernel_util.interpretable())
             stack.enter_context(scope.compile_scope(config.snapshot({})))
-            stack.enter_context(decide.forced(rule))
+            stack.enter_context(decide.force_config(rule))
             # One dimension for each pointwise kernel, as the stand-in for launchers has.
             return fake_cuda.lower(_traced(program), *inputs, triton__max_tiles=1).code
     except Exception as error:

@@ -129,7 +129,7 @@ CASES: dict[str, tuple[GemmConfig, Callable[..., Tensor], list[Shape]]] = {
 
 def lower(name: str) -> fake_cuda.Lowered:
     wanted, function, shapes = CASES[name]
-    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: wanted):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: wanted):
         return fake_cuda.lower(function, *((shape, HALF) for shape in shapes))
 
 
@@ -170,7 +170,7 @@ def test_only_unaligned_operands_are_copied(
 
 
 def test_rows_that_are_known_only_at_run_time() -> None:
-    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: TILE):
         found = fake_cuda.lower(functional.linear, (("rows", 37), HALF), ((23, 37), HALF))
     results = kernel_util.interpret_modules(
         {
@@ -186,7 +186,7 @@ def test_batches_of_sizes_that_are_known_only_at_run_time(unknown: int) -> None:
     sizes: list[int | str] = [67, 37, 23]
     sizes[unknown] = "size"
     m, k, n = sizes
-    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: BATCHED):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: BATCHED):
         found = fake_cuda.lower(torch.bmm, ((3, m, k), HALF), ((3, k, n), HALF))
     m, k, n = (size if isinstance(size, int) else 41 for size in sizes)
     inputs = [torch.ones(3, m, k).half(), torch.ones(3, k, n).half()]

@@ -26,7 +26,7 @@ SCRATCH = 256
 
 def lower(*, ahead: bool, config: GemmConfig = TMA) -> str:
     """The C++ of a product of unknown rows, compiled ahead of time or not."""
-    with decide.forced(lambda _: config):
+    with decide.force_config(lambda _: config):
         return fake_cuda.lower_cpp(
             lambda x, w: torch.relu(x @ w.t()),
             (("rows", 64), torch.bfloat16),

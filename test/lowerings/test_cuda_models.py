@@ -117,7 +117,7 @@ def chosen(records: list[events.Record]) -> list[GemmConfig | None]:
 def test_a_layer_equals_float64(dtype: torch.dtype, rows: int) -> None:
     module = Layer().cuda().to(dtype)
     x = torch.randn(rows, 256, device="cuda", dtype=dtype)
-    with torch.no_grad(), decide.forced(first()), events.capture() as records:
+    with torch.no_grad(), decide.force_config(first()), events.capture() as records:
         out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[dtype]
@@ -132,7 +132,7 @@ def test_a_layer_equals_float64(dtype: torch.dtype, rows: int) -> None:
 def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_path: Path) -> None:
     module = Layer().cuda().to(torch.bfloat16)
     x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
-    with torch.no_grad(), decide.forced(first()), events.capture() as records:
+    with torch.no_grad(), decide.force_config(first()), events.capture() as records:
         if packaged:
             program = torch.export.export(module, (x,))
             path = str(tmp_path / "layer.pt2")
@@ -156,7 +156,7 @@ def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_p
 def test_layer_norms_and_biased_gates_equal_float64(dtype: torch.dtype, rows: int) -> None:
     module = PreNorm().cuda().to(dtype)
     x = torch.randn(2, rows, 256, device="cuda", dtype=dtype)
-    with torch.no_grad(), decide.forced(first()), events.capture() as records:
+    with torch.no_grad(), decide.force_config(first()), events.capture() as records:
         out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[dtype]
@@ -175,7 +175,7 @@ def test_three_dimensions_and_a_batch() -> None:
     def function(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
         return module(x), torch.relu(a @ b)
 
-    with torch.no_grad(), decide.forced(first()), events.capture() as records:
+    with torch.no_grad(), decide.force_config(first()), events.capture() as records:
         layer, product = torch.compile(function, backend="inductor_ext", dynamic=False)(x, a, b)
         assert relative_error(layer, exact(module)(x.double())) < ERROR[torch.bfloat16]
     assert relative_error(product, torch.relu(a.double() @ b.double())) < ERROR[torch.bfloat16]
@@ -190,7 +190,7 @@ def test_unknown_rows_take_their_branches() -> None:
 
     compiled = torch.compile(module, backend="inductor_ext", dynamic=True)
     wide = exact(module)
-    with torch.no_grad(), decide.forced(by_size), events.capture(CompileRecord) as records:
+    with torch.no_grad(), decide.force_config(by_size), events.capture(CompileRecord) as records:
         for rows in (7, 16, 17, 64, 65, 256, 257, 2048, 3000):
             x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
             assert relative_error(compiled(x), wide(x.double())) < ERROR[torch.bfloat16], rows
@@ -219,7 +219,7 @@ class TestUnknownSizes:
 
         compiled = torch.compile(mlp, backend="inductor_ext")
         with (
-            decide.forced(first(template)),
+            decide.force_config(first(template)),
             events.capture(CompileRecord) as compiles,
             events.capture() as records,
         ):
@@ -240,7 +240,7 @@ class TestUnknownSizes:
             return None if problem.m == 64 else first()(problem)
 
         compiled = torch.compile(attention, backend="inductor_ext")
-        with decide.forced(by_size), events.capture(CompileRecord) as records:
+        with decide.force_config(by_size), events.capture(CompileRecord) as records:
             for size in (128, 9, 64, 65, 300, 1000, 2100):
                 given = torch.randn(3, 8, size, 64, device="cuda", dtype=torch.bfloat16).unbind()
                 for item in given:
@@ -256,7 +256,7 @@ def test_other_ways_to_run(options: dict[str, Any]) -> None:
     module = Layer().cuda().bfloat16()
     compiled = torch.compile(module, backend="inductor_ext", options=options, dynamic=False)
     wide = exact(module)
-    with torch.no_grad(), decide.forced(first()), events.capture() as records:
+    with torch.no_grad(), decide.force_config(first()), events.capture() as records:
         for _ in range(4):
             x = torch.randn(8, 256, device="cuda", dtype=torch.bfloat16)
             assert relative_error(compiled(x).clone(), wide(x.double())) < ERROR[torch.bfloat16]
@@ -273,7 +273,7 @@ def test_splits_are_added_up_in_one_launch(options: dict[str, Any]) -> None:
     module = torch.nn.Sequential(*layers).cuda().bfloat16()
     compiled = torch.compile(module, backend="inductor_ext", options=options, dynamic=False)
     wide = exact(module)
-    with torch.no_grad(), decide.forced(lambda _: config), events.capture() as records:
+    with torch.no_grad(), decide.force_config(lambda _: config), events.capture() as records:
         x = torch.randn(8, 4096, device="cuda", dtype=torch.bfloat16)
         first_result = compiled(x).clone()
         for _ in range(20):
@@ -303,7 +303,7 @@ def test_a_package_runs_without_triton(unknown: bool, tmp_path: Path) -> None:
     def by_size(problem: GemmProblem) -> GemmConfig | None:
         return None if problem.m == 256 else first()(problem)
 
-    with inductor_ext.activate(artifact_cache=False), decide.forced(by_size):
+    with inductor_ext.activate(artifact_cache=False), decide.force_config(by_size):
         package = torch._inductor.aoti_compile_and_package(
             program, package_path=str(tmp_path / "layer.pt2")
         )
@@ -363,7 +363,7 @@ class TestGroups:
 
         compiled = torch.compile(function, backend="inductor_ext", dynamic=None)
         with (
-            decide.forced(first("grouped")),
+            decide.force_config(first("grouped")),
             # In this thread, where the rule holds, instead of autograd's of the device.
             functorch_config.patch(force_non_lazy_backward_lowering=True),
             events.capture() as records,
@@ -402,7 +402,7 @@ def product_inputs(rows: int) -> tuple[torch.Tensor, ...]:
 def by_tma() -> Iterator[None]:
     """Inside, both products get kernels that use TMA."""
     templates = {"persistent_tma", "bmm_persistent"}
-    with decide.forced(first(*templates)), events.capture() as records:
+    with decide.force_config(first(*templates)), events.capture() as records:
         yield
     assert {config.template for config in chosen(records) if config} == templates
 
@@ -552,7 +552,7 @@ def test_aligned_copies_match_float64(name: str, dtype: torch.dtype) -> None:
     function, shapes = UNALIGNED[name]
     inputs = [torch.randn(shape, device="cuda", dtype=dtype) / 4 for shape in shapes]
     expected = function(*(inp.double() for inp in inputs))
-    with decide.forced(copying), events.capture() as records:
+    with decide.force_config(copying), events.capture() as records:
         found = torch.compile(function, backend="inductor_ext")(*inputs)
     (config,) = chosen(records)
     assert config is not None
@@ -565,7 +565,7 @@ def test_gradients_through_copies_equal_float64() -> None:
     x = torch.randn(199, 203, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     wide = x.detach().double().requires_grad_()
     exact(layer)(wide).square().mean().backward()
-    with decide.forced(copying):
+    with decide.force_config(copying):
         torch.compile(layer, backend="inductor_ext")(x).float().square().mean().backward()
     assert x.grad is not None
     assert wide.grad is not None

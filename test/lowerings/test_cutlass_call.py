@@ -260,7 +260,7 @@ def gpu_code(ahead: bool | None, *, splits: bool, rows: int | str = "rows") -> s
         "cutlass__cutlass_epilogue_fusion_enabled": True,
     }
     with (
-        decide.forced(rule),
+        decide.force_config(rule),
         mock.patch.object(cutlass_kernels, "prepare", return_value={}),
         mock.patch.object(cutlass_kernels, "can_build", return_value=True),
     ):

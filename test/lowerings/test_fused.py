@@ -111,7 +111,7 @@ def inputs(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float16) ->
 def lowered(
     function: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float16
 ) -> fake_cuda.Lowered:
-    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: TILE):
         return fake_cuda.lower(function, *((shape, dtype) for shape in shapes))
 
 
@@ -151,7 +151,7 @@ def tuned_and_compiled(
         met.append(problem)
         return TILE
 
-    with scope.compile_scope(config.snapshot({})), decide.forced(rule):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
         compiled = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
         with fake_cuda.device((9, 0)):
             code, _ = inductor_benchmark._generate(inductor_benchmark._trace(met[0], "cuda:0"))
@@ -211,7 +211,7 @@ def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str
         return F.linear(norm(x, n), w)
 
     shapes: list[tuple[int, ...]] = [(rows, 64), NORM, W]
-    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: configs[template]):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: configs[template]):
         module = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
     assert len(module.kernels()) == (1 if template == "gemv" else 2)
     x, n, w = inputs(shapes)
@@ -254,7 +254,7 @@ def test_weights_in_both_orders_are_one_matmul_by_tma(reach: int) -> None:
         shapes = ((tuple(tensor.shape), tensor.dtype) for tensor in given)
         with (
             scope.compile_scope(config.snapshot({})),
-            decide.forced(lambda _: config_),
+            decide.force_config(lambda _: config_),
             mock.patch.object(persistent_tma, "REACH", reach),
         ):
             code = fake_cuda.lower(function, *shapes).code
@@ -314,7 +314,7 @@ def test_scales_and_biases_of_fp8() -> None:
 
 
 def _scaled_module(function: Callable[..., Tensor], given: list[Tensor]) -> str:
-    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: TILE):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: TILE):
         code = fake_cuda.lower(function, *(item.to("meta") for item in given)).code
     assert "RESCALED : tl.constexpr = True" in code
     return code

@@ -63,7 +63,7 @@ def lowered() -> Mapping[int, gemm_report.Gemm]:
         return {512: CONFIG, 384: SPLIT}.get(problem.n)
 
     sizes = ((64, 256), (256, 512), (512, 384), (64, 384))
-    with gemm_report.listen() as found, at_work(), decide.forced(rule):
+    with gemm_report.listen() as found, at_work(), decide.force_config(rule):
         fake_cuda.lower(program, *((size, BF16) for size in sizes))
         return {item.record.problem.n: item for item in found() if item.record.problem}
 
@@ -114,7 +114,7 @@ def test_a_quantized_layer_counts_the_bytes_it_reads() -> None:
         return config if problem.epilogue.gated else None
 
     weight, scales = ((512, 256), torch.int8), ((512,), BF16)
-    with gemm_report.listen() as found, at_work(), decide.forced(rule):
+    with gemm_report.listen() as found, at_work(), decide.force_config(rule):
         fake_cuda.lower(quantised, ((16, 256), BF16), *(weight, scales) * 2)
     (one,) = found()
     h200 = device("NVIDIA H200")

@@ -63,7 +63,7 @@ class Decider:
         """Decide among Triton kernels and Inductor's lowering."""
         if not unknown:
             return {}
-        if not decide.is_asked("TRITON") and not decide.is_forced():
+        if not decide.backend_enabled("TRITON") and not decide.is_forced():
             # Ignore stored tuning results, too.
             return dict.fromkeys(unknown, STOCK)
         tune = self._tune if decide.may_tune("TRITON") else None
@@ -87,7 +87,7 @@ class Decider:
             for problem, decision in decisions.items()
             if isinstance(decision.config, CutlassConfig)
         }
-        later = cutlass_kernels.awaited(
+        later = cutlass_kernels.being_built(
             {problem: [config] for problem, config in selected.items()}, self.settings
         )
         others = {
@@ -113,8 +113,8 @@ class Decider:
             problem: [config for config, _ in self.options.rank(problem, self.device)]
             for problem in unknown
         }
-        later = cutlass_kernels.awaited(candidates, self.settings)
-        later |= cutlass_kernels.unobtainable(candidates, self.settings)
+        later = cutlass_kernels.being_built(candidates, self.settings)
+        later |= cutlass_kernels.unavailable(candidates, self.settings)
         return self._tune([other for other in unknown if other not in later])
 
     def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:

@@ -152,7 +152,7 @@ def decision_reason(decision: Decision) -> str:
     if decision.origin == "predicted":
         return "the fused operations are predicted to be faster as separate kernels"
     if decision.origin == "unknown":
-        if not decide.is_asked("TRITON") and not decide.is_asked("CUTLASS"):
+        if not decide.backend_enabled("TRITON") and not decide.backend_enabled("CUTLASS"):
             return "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
         return "not tuned (enable max_autotune)"
     stock = decision.microseconds(None)

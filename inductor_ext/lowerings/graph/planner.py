@@ -205,7 +205,7 @@ class Planner:
                 for problem in self._problems(candidate)
                 if problem.epilogue.tree is not None
             )
-            if any(isinstance(decide.forced_on(item), CutlassConfig) for item in problems):
+            if any(isinstance(decide.forced_config(item), CutlassConfig) for item in problems):
                 return candidate
         return site
 

@@ -72,7 +72,7 @@ def _visit_graphs(
 
 
 def _plan_graph(gm: fx.GraphModule, settings: Settings) -> None:
-    if decide.compares(settings):
+    if decide.may_replace_aten(settings):
         # Without a comparison of kernels, keep Inductor's replacement.
         undo_woq_int8.restore_matmuls(gm.graph)
     allowed = settings.gemm_templates and numerics.gemm_obstacle() is None
@@ -115,7 +115,7 @@ def _cache_key(settings: Settings) -> str:
     flags = numerics.matmul_flags()
     if flags is not None:
         key = f"{key}-{flags}"
-    if not decide.is_asked("CUTLASS"):
+    if not decide.backend_enabled("CUTLASS"):
         return key
     # Whether CUTLASS kernels can be built affects which kernels a graph gets.
     return f"{key}-{cutlass_kernels.generation(settings)}"

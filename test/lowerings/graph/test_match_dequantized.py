@@ -672,7 +672,7 @@ class TestLowered:
         def rule(problem: GemmProblem) -> GemmConfig | None:
             return TILE if problem.operation == "mixed" else None
 
-        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
             return fake_cuda.lower(function, *inputs).code
 
     def test_pairs_in_groups_are_read_by_one_kernel(self) -> None:
@@ -713,7 +713,7 @@ class TestLowered:
             return tuple(int8_linear(x, weight, scales) for weight, scales in pairs)
 
         weights = [((N, K), I8), ((N,), BF16)] * 3
-        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
             code = fake_cuda.lower(function, ((2, "rows", K), BF16), *weights).code
         assert (
             code.count("PARTS : tl.constexpr = 3") == len(re.findall("def triton_gemm_", code)) == 2
@@ -741,7 +741,7 @@ class TestLowered:
 
         inputs = [tensor(2, 3, 64), tensor(3, 8), tensor(3, 8)]
         weights = [tensor(*item.shape, dtype=item.dtype) for item in tensors.values()]
-        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
             return met, fake_cuda.lower(function, *inputs, *weights).code
 
     def test_a_layer_has_four_kernels_for_seven_matmuls(
@@ -774,7 +774,7 @@ class TestLowPrecision:
         def rule(problem: GemmProblem) -> GemmConfig | None:
             return GemmConfig("splitk", 16, 32, 64, 2, 2)
 
-        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
             return fake_cuda.lower(function, *inputs).code
 
     def test_integers_scaled_by_rows_and_columns(self) -> None:

@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], GemmConfig, tuple[tuple[int, ...],
 
 
 def lowered(function: Callable[..., Tensor], given: list[Tensor], asked: GemmConfig) -> str:
-    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: asked):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: asked):
         return fake_cuda.lower(function, *(item.to("meta") for item in given)).code
 
 
@@ -122,7 +122,10 @@ def test_rows_known_only_at_run_time() -> None:
     work, exact = {}, {}
     x, w, s, t = operands((M, 1), (N,), dtype=F32)
     for asked in (TILE, TMA):
-        with scope.compile_scope(config.snapshot({})), decide.forced(lambda _, asked=asked: asked):
+        with (
+            scope.compile_scope(config.snapshot({})),
+            decide.force_config(lambda _, asked=asked: asked),
+        ):
             module = fake_cuda.lower(
                 function, (("m", K), torch.int8), ((N, K), torch.int8), (("m", 1), F32), ((N,), F32)
             )
@@ -187,7 +190,7 @@ def test_large_tiles_stay_in_registers(flatten: bool) -> None:
             ((14336,), torch.bfloat16),
         )
     ]
-    with scope.compile_scope(config.snapshot({})), decide.forced(lambda _: asked):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: asked):
         module = fake_cuda.lower(lambda *x: dynamic(*x).to(torch.bfloat16), *given)
     made = kernel_util.compiled_module(module, asked)
     assert made.spills == 0
@@ -208,7 +211,7 @@ def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
             asked.append(found)
             return TILE
 
-        with scope.compile_scope(config.snapshot({})), decide.forced(rule):
+        with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
             module = fake_cuda.lower(function, *given)
         assert asked == [problem]
         return {re.sub(r"triton_\w+", "", kernel) for kernel in module.kernels().values()}

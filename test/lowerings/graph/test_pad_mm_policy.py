@@ -154,11 +154,14 @@ def test_m_alone_is_not_padded_if_extension_kernels_compete(
     assert pad_mm.can_pad(*asked)
     with scope.compile_scope(config.snapshot({})):
         assert pad_mm.can_pad(*asked)
-        for comparing in (decide.forced(lambda _: None), inductor_config.patch(max_autotune=True)):
+        for comparing in (
+            decide.force_config(lambda _: None),
+            inductor_config.patch(max_autotune=True),
+        ):
             with comparing:
                 assert pad_mm.can_pad(*asked) is not rows_alone
     with (
         scope.compile_scope(config.snapshot({"gemm_templates": False})),
-        decide.forced(lambda _: None),
+        decide.force_config(lambda _: None),
     ):
         assert pad_mm.can_pad(*asked)

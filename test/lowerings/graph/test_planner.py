@@ -51,7 +51,7 @@ def lower(
         return rule(problem)
 
     settings = config.snapshot({})
-    with scope.compile_scope(settings), decide.forced(remembered):
+    with scope.compile_scope(settings), decide.force_config(remembered):
         return fake_cuda.lower(function, *inputs, **options), asked
 
 
@@ -608,7 +608,7 @@ def stores_by_tma(
     decision = Decision(chosen, "measured", (Timing(None, 9.0), Timing(chosen, 5.0)))
     with (
         scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})),
-        decide.forced(lambda _: chosen) if rule else contextlib.nullcontext(),
+        decide.force_config(lambda _: chosen) if rule else contextlib.nullcontext(),
         mock.patch.object(tuner, "tune", lambda found, *_, **__: dict.fromkeys(found, decision)),
     ):
         lowered = fake_cuda.lower(function, *inputs, max_autotune=True)

@@ -162,7 +162,7 @@ def agree(file: str) -> None:
             return {item: decision(10.0 + rank) for item in batch}
 
         problems = [problem(index) for index in range(3)]
-        found = distributed.agree(problems if rank else problems[::-1], decide, here, "")
+        found = distributed.share_decisions(problems if rank else problems[::-1], decide, here, "")
         times = [found[item].microseconds(CONFIG) for item in problems]
         os.write(1, (json.dumps(times) + "\n").encode())
 

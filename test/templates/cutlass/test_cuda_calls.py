@@ -50,7 +50,7 @@ def forced() -> Iterator[None]:
     if device().capability != (9, 0):
         pytest.skip("kernels that divide K evenly among multiprocessors are of capability 9.0")
     torch.manual_seed(0)
-    with gpu_util.compiling(), decide.forced(rule):
+    with gpu_util.compiling(), decide.force_config(rule):
         yield
 
 
@@ -288,7 +288,7 @@ stock = build._build
 build._build = lambda *arguments: (builds.append(1), stock(*arguments))
 torch.manual_seed(0)
 given = own.inputs()
-with decide.forced(own.rule):
+with decide.force_config(own.rule):
     found = own.compiled(cpp_wrapper=sys.argv[1] == "cpp")(*given)
 own.check(found, given)
 hits = counters["inductor"]["fxgraph_cache_hit"]

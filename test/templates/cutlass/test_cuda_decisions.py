@@ -205,7 +205,7 @@ def asked_for(function: Callable[..., Any], inputs: Tensors) -> list[GemmProblem
     asked: dict[GemmProblem, None] = {}
 
     # Remembers each, and chooses nothing.
-    with decide.forced(asked.setdefault):
+    with decide.force_config(asked.setdefault):
         compiled(function, inputs)
     return [item for item in asked if item.epilogue.tree is not None]
 
@@ -261,7 +261,7 @@ def test_a_matmul_and_its_epilogue_are_one_kernel(name: str, kernels: Mapping[st
     function, make = GRAPHS[name]
     inputs = make()
     before = counters["inductor"]["cutlass_epilogue_fusion_counter"]
-    with decide.forced(best), events.capture() as records:
+    with decide.force_config(best), events.capture() as records:
         found = compiled(function, inputs)
     assert_right(found, function, inputs)
     (config_,) = chosen(records)
@@ -282,7 +282,7 @@ def test_one_kernel_takes_all_sizes(
     def rule(problem: GemmProblem) -> CutlassConfig | None:
         return FORCED[name] if problem.epilogue.tree is not None else None
 
-    with decide.forced(rule), events.capture() as records:
+    with decide.force_config(rule), events.capture() as records:
         found = compiled(mm, inputs)
     assert_right(found, mm, inputs)
     assert chosen(records) == [FORCED[name]]
@@ -301,7 +301,7 @@ def test_float16_is_summed_up_in_float32_whatever_is_allowed(
     before = getattr(matmul, switch)
     setattr(matmul, switch, on)
     try:
-        with decide.forced(best), events.capture() as records:
+        with decide.force_config(best), events.capture() as records:
             found = compiled(function, inputs)
     finally:
         setattr(matmul, switch, before)
@@ -320,7 +320,7 @@ def test_rows_that_are_known_only_at_run_time(kernels: Mapping[str, str]) -> Non
     (w,) = linear((768, 512))
     options = {**FUSES, "cutlass.cutlass_backend_min_gemm_size": 100 * 768 * 512}
     with (
-        decide.forced(rule),
+        decide.force_config(rule),
         inductor_config.patch(options),
         torch.no_grad(),
         events.capture() as records,

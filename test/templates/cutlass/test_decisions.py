@@ -107,7 +107,7 @@ def lower(
         asked.append(problem)
         return rule(problem)
 
-    with scope.compile_scope(config.snapshot({})), decide.forced(remembered):
+    with scope.compile_scope(config.snapshot({})), decide.force_config(remembered):
         return fake_cuda.lower(function, *inputs, **{**FUSES, **options}), asked
 
 

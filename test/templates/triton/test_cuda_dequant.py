@@ -68,7 +68,7 @@ def run(
         return config if what(asked) == what(problem) else None
 
     torch._dynamo.reset()
-    with torch.no_grad(), decide.forced(rule), events.capture() as records:
+    with torch.no_grad(), decide.force_config(rule), events.capture() as records:
         compiled = torch.compile(program(problem).function, backend="inductor_ext", dynamic=False)
         results = compiled(*inputs)
     taken = [record.chosen for record in records if isinstance(record, ProductRecord)]

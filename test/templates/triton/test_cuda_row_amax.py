@@ -123,7 +123,7 @@ def run(
 ) -> tuple[Any, list[ProductRecord]]:
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="inductor_ext", options=options or None, dynamic=False)
-    with torch.no_grad(), decide.forced(rule), events.capture(ProductRecord) as records:
+    with torch.no_grad(), decide.force_config(rule), events.capture(ProductRecord) as records:
         for _ in range(3):
             results = tuple(tensor.clone() for tensor in compiled(x))
     return results, [record for record in records if record.problem is not None]
@@ -198,7 +198,7 @@ def test_other_ways_to_run(options: dict[str, Any]) -> None:
 def test_rows_known_only_at_run_time() -> None:
     module = Gated().cuda().bfloat16()
     compiled = torch.compile(module, backend="inductor_ext", dynamic=True)
-    with torch.no_grad(), decide.forced(ANY):
+    with torch.no_grad(), decide.force_config(ANY):
         for rows in (7, 16, 17, 64, 65, 300, 2048, 3000):
             x = torch.randn(rows, 256, device="cuda", dtype=torch.bfloat16)
             check(module, x, compiled(x))
@@ -208,7 +208,7 @@ def test_a_package(tmp_path: Path) -> None:
     module = Gated().cuda().bfloat16()
     x = torch.randn(24, 256, device="cuda", dtype=torch.bfloat16)
     program = torch.export.export(module, (x,))
-    with inductor_ext.activate(artifact_cache=False), decide.forced(ANY):
+    with inductor_ext.activate(artifact_cache=False), decide.force_config(ANY):
         package = torch._inductor.aoti_compile_and_package(
             program, package_path=str(tmp_path / "gated.pt2")
         )
@@ -231,6 +231,6 @@ def test_the_canonical_program_is_verified(rows: int, stored: str | None) -> Non
         return config if met.epilogue.reductions else None
 
     compiled = torch.compile(canonical.function, backend="inductor_ext", dynamic=False)
-    with torch.no_grad(), decide.forced(rule), events.capture(ProductRecord) as records:
+    with torch.no_grad(), decide.force_config(rule), events.capture(ProductRecord) as records:
         assert verifier.check(lambda: compiled(*inputs)) is None
     assert [record.problem for record in records] == [problem]
