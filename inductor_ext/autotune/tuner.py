@@ -89,10 +89,7 @@ def tune(
         subprocess_runner.warm_up(make_bench, index)
         compile_workers.warm_up(device.capability)
     jobs = _make_jobs(predictions, settings)
-    decisions = {
-        problem: Decision(None, "predicted" if problem in hopeless else "unknown")
-        for problem in unique
-    }
+    decisions = {p: Decision(None, "predicted" if p in hopeless else "unknown") for p in unique}
     if jobs:
         isolated = isolated or options.in_subprocess
         apart = {job.problem for job in jobs if isolated or _has_cutlass(job.configs)}
