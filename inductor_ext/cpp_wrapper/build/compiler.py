@@ -166,7 +166,7 @@ class Compiler:
         flags = self._code_flags("kernel")
         (standard,) = [flag for flag in flags if flag.startswith("-std=")]
         # Linked by other means: by -fopenmp, by CMake's torch package, or from the GPU driver.
-        known = _TORCH_LIBRARIES | {"cuda", "gomp", "omp"}
+        linked = _TORCH_LIBRARIES | {"cuda", "gomp", "omp"}
         libraries = self._options["link"].get_libraries()
         return cmake_project.Project(
             name=name,
@@ -175,7 +175,7 @@ class Compiler:
             definitions=[*self._definitions("kernel"), *_interface_definitions()],
             compile_options=[flag for flag in flags if flag != standard],
             link_options=[*(flag for flag in flags if flag == "-fopenmp"), *_LINKING],
-            libraries=[library for library in libraries if library not in known],
+            libraries=[library for library in libraries if library not in linked],
             exports=_EXPORTS.name,
             weights=weights,
             cuda=self.device_type == "cuda",

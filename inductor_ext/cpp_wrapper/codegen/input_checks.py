@@ -289,8 +289,8 @@ def _spec(
         number, dtype, rank = "none", input_.dtype, len(input_.shape)
         device, _, text = input_.device.partition(":")
         index = int(text) if indexed and text else -1
-    for kind, value, known in (("dtype", dtype, DTYPES), ("device", device, DEVICE_TYPES)):
-        if value not in known:
+    for kind, value, supported in (("dtype", dtype, DTYPES), ("device", device, DEVICE_TYPES)):
+        if value not in supported:
             raise exc.UncheckableInputError(name=input_.name, why=f"its {kind} is {value}")
     return (
         f"{{{c_string(input_.name)}, {c_string(shape)}, {starts[0]}, {starts[1]}, {rank}, "
