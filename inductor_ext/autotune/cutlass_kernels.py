@@ -123,7 +123,7 @@ def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
     except exc.MissingToolchainError:
         can_build()
         return {
-            key: "it is not built yet, and the tools to build it are missing"
+            key: "not built, and the tools to build it are missing"
             for key, made in sources.items()
             if not nvcc_build.is_built(made, place)
         }

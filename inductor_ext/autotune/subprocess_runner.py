@@ -95,7 +95,7 @@ def run(
         else:
             remaining[index] = Job(
                 culprit.problem,
-                tuple(item for item in culprit.configs if item != config),
+                tuple(other for other in culprit.configs if other != config),
                 (*culprit.dropped, Timing(config, None, why)),
             )
         remaining = [job for job in remaining if job.problem not in done]
@@ -327,7 +327,7 @@ def main() -> None:
         try:
             _answer(json.loads(line), say)
         except exc.TuningFaultError as error:
-            say(error=f"it broke the device: {error.fields['why']}")
+            say(error=f"the candidate left the device in an error state: {error.fields['why']}")
             return
         except Exception as error:
             # After an unexpected error the process may be in a bad state, so it ends.
