@@ -12,10 +12,10 @@ MODULE_LINES = 500
 FUNCTION_LINES = 60
 
 LONG_MODULES: dict[str, str] = {}
-"""Longer modules, each with the reason. CONTRIBUTING.md lists them."""
+"""Longer modules, each with the reason."""
 
 LONG_FUNCTIONS: dict[str, str] = {}
-"""Longer functions (with docstring), each with the reason. CONTRIBUTING.md lists them."""
+"""Longer functions (with docstring), each with the reason."""
 
 
 def modules() -> dict[str, str]:
