@@ -81,7 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
         found.append(Call(config, tree, a, b, inputs, layouts, **rest))
         return launch(config, tree, a, b, inputs, layouts, **rest)
 
-    monkeypatch.setattr(cutlass_call, "call", call)
+    monkeypatch.setattr(cutlass_call, "add_launch", call)
     monkeypatch.setattr(cutlass_call.nvcc_build, "build", lambda *_: None)
     kernel = types.SimpleNamespace(workspace_size=lambda *_: 4096)
     monkeypatch.setattr(cutlass_call.runtime, "load", lambda *_, **__: kernel)
