@@ -620,17 +620,17 @@ class TestMeasure:
 
     def test_graphs_without_a_key_are_identified_by_order(self) -> None:
         windows = [("None", 0, 1), ("key", 2, 3), ("None", 4, 5)]
-        assert memory_measure._told_apart(windows, ["None0", "None1", "key"]) == [
+        assert memory_measure._identify_calls(windows, ["None0", "None1", "key"]) == [
             ("key", 2, 3),
             ("None0", 0, 1),
             ("None1", 4, 5),
         ]
-        assert memory_measure._told_apart(windows, ["None0"]) == [
+        assert memory_measure._identify_calls(windows, ["None0"]) == [
             ("key", 2, 3),
             ("None0", 0, 1),
             ("None0", 4, 5),
         ]
-        assert memory_measure._told_apart(windows, ["None0", "None1", "None2"]) == [("key", 2, 3)]
+        assert memory_measure._identify_calls(windows, ["None0", "None1", "None2"]) == [("key", 2, 3)]
 
 
 def nested_calls() -> None:
