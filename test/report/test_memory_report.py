@@ -630,7 +630,9 @@ class TestMeasure:
             ("None0", 0, 1),
             ("None0", 4, 5),
         ]
-        assert memory_measure._identify_calls(windows, ["None0", "None1", "None2"]) == [("key", 2, 3)]
+        assert memory_measure._identify_calls(windows, ["None0", "None1", "None2"]) == [
+            ("key", 2, 3)
+        ]
 
 
 def nested_calls() -> None:
