@@ -20,6 +20,7 @@ from torch.export import Dim
 from inductor_ext import events
 from inductor_ext.cpp_wrapper.build import artifact, compiler
 from inductor_ext.cpp_wrapper.codegen import split_units
+from inductor_ext.cpp_wrapper.codegen.split_units import Section
 from test.support import aot_util, split_programs
 from test.support.split_programs import PROLOGUE, numbered, program, whole_text
 
@@ -441,6 +442,42 @@ def test_an_artifact_of_many_units_computes_the_same_bytes(
         outputs = [artifact.check(*inputs) for artifact in artifacts]
         whole, parts = (list(output.values()) for output in outputs)
         assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+def test_sections_of_a_program_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are all of its code, and a unit has the launchers that it calls."""
+    pytest.importorskip("triton")
+    from inductor_ext.autotune import decide
+    from inductor_ext.templates.triton.config import GemmConfig
+    from test.support import fake_cuda
+
+    programs: list[split_units.Program] = []
+    real = split_units.Program.__init__
+
+    def spy(self: split_units.Program, lines: Any) -> None:
+        real(self, lines)
+        programs.append(self)
+
+    monkeypatch.setattr(split_units.Program, "__init__", spy)
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = torch.relu(x @ w.t())
+        return x
+
+    shapes = (("rows", 64), torch.bfloat16), ((64, 64), torch.bfloat16)
+    with decide.force_config(lambda _: GemmConfig("persistent_tma", 64, 64, 64, 2, 4, tma=True)):
+        code = fake_cuda.lower_cpp(function, *shapes, ahead=True)
+    (whole,) = programs
+    assert code.startswith(whole.text(*Section))
+    (name,) = (mark.function for mark, _ in whole.sections if mark.section is Section.LAUNCHER)
+    units = whole.units(8, function=4)
+    assert "AOTICudaStreamGuard stream_guard(" in run_of(units)
+    for unit in units[1:]:
+        calls, launchers = unit.count(f"    {name}("), unit.count(f" void {name}(")
+        assert launchers == (calls > 0)
+        before = unit[: unit.index("class AOTInductorModelKernels ")]
+        assert "namespace {" not in before
 
 
 WHOLE = compiler.Unit("/model.wrapper.cpp", "/wrapper.o", "wrapper")
