@@ -71,9 +71,9 @@ def test_one_matrix_for_a_whole_batch_is_copied_once() -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (GemmProblem.contiguous("mm", 33, 40, 40), "both factors are aligned"),
-        (GemmProblem.contiguous("mm", 33, 40, 37, parts=(24, 16)), "several factors"),
-        (GemmProblem.contiguous("int_mm", 33, 40, 37, "int8"), "factors of int_mm"),
+        (GemmProblem.contiguous("mm", 33, 40, 40), "both operands are aligned"),
+        (GemmProblem.contiguous("mm", 33, 40, 37, parts=(24, 16)), "several weights"),
+        (GemmProblem.contiguous("int_mm", 33, 40, 37, "int8"), "operands of int_mm"),
     ],
 )
 def test_what_is_not_copied(problem: GemmProblem, reason: str) -> None:

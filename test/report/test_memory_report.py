@@ -460,7 +460,7 @@ class TestPicture:
                 )
             )
             groups = memory_html._Groups([record])
-            return {name: groups.of(name) for name in names}
+            return {name: groups.css_class(name) for name in names}
 
         found = colours(1, 2, 3, 4, 5)
         assert found == colours(5, 4, 3, 2, 1)
@@ -471,10 +471,10 @@ class TestPicture:
             tuple(storage(f"b{i}", 9 - i % 3, 0, 1, module=f"net.{i}.fc") for i in range(9))
         )
         groups = memory_html._Groups([record])
-        assert {groups.of(f"net.{i}.fc") for i in range(9)} == {"m0"}
+        assert {groups.css_class(f"net.{i}.fc") for i in range(9)} == {"m0"}
         wide = plan(tuple(storage(f"b{i}", 20 - i, 0, 1, module=f"m{i}") for i in range(9)))
         groups = memory_html._Groups([wide])
-        assert [groups.of(f"m{i}") for i in range(9)] == [
+        assert [groups.css_class(f"m{i}") for i in range(9)] == [
             *(f"m{i}" for i in range(7)),
             "other",
             "other",

@@ -258,7 +258,7 @@ def test_what_is_larger_than_the_store_drives_nothing_out(
     put(store, KEYS[1], bytes(3000))
     assert content(store, KEY) is not None
     assert content(store, KEYS[1]) is None
-    assert "artifact_cache_size is 2000" in warnings[0]
+    assert "artifact_cache_size is only 2000 bytes" in warnings[0]
 
 
 # --- degrading ---

@@ -237,7 +237,7 @@ def test_a_program_that_needs_too_deep_a_stack_is_refused() -> None:
     for _ in range(expression.DEPTH - 1):
         deep = Apply("-", ("a", deep))
     assert expression.program(deep, {"a": 0})[-1] == 0
-    with pytest.raises(exc.BadExpressionError, match="deeper"):
+    with pytest.raises(exc.BadExpressionError, match="nested more than"):
         expression.program(Apply("-", ("a", deep)), {"a": 0})
 
 

@@ -118,7 +118,11 @@ def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
 
     # Dynamo asks for it as well, before there are options. oneDNN's weights have no product.
     asked = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
-    with asked, mock.patch.object(concat_frozen_weights, "run", recorded), torch.no_grad():
+    with (
+        asked,
+        mock.patch.object(concat_frozen_weights, "concat_frozen_weights", recorded),
+        torch.no_grad(),
+    ):
         yield found
 
 

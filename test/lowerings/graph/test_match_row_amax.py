@@ -298,7 +298,7 @@ def lowered(
     def rule(problem: GemmProblem) -> GemmConfig | None:
         return chosen if problem.epilogue.reductions else None
 
-    with scope.compile_scope(config.snapshot({})), choose.forced(rule):
+    with scope.compile_scope(config.snapshot({})), choose.force_config(rule):
         return fake_cuda.lower(function, *shapes, **rest)
 
 
@@ -352,7 +352,7 @@ def test_rows_known_only_at_run_time() -> None:
         return TILE if problem.m > 64 else dataclasses.replace(TILE, group_m=4)
 
     half = torch.bfloat16
-    with scope.compile_scope(config.snapshot({})), choose.forced(by_size):
+    with scope.compile_scope(config.snapshot({})), choose.force_config(by_size):
         code = fake_cuda.lower(
             lambda *args: quantized(gate(*args)),
             (("rows", 64), half),

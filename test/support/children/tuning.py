@@ -106,6 +106,7 @@ def kill(folder: str, kills: int, seed: int) -> None:
     once = time.perf_counter() - begun
     died = 0
     for index in range(kills):
+        written, report = os.pipe()
         child = os.fork()
         if child == 0:
             try:
@@ -115,11 +116,17 @@ def kill(folder: str, kills: int, seed: int) -> None:
                     store.put(
                         {problem((index + step) % 5): decision()}, H200, lambda _, it=other: it
                     )
+                    os.write(report, b".")
             finally:
                 os._exit(1)
+        if index % 2 == 0:
+            # Half of the writers have written once, however slow the machine is.
+            os.read(written, 1)
         time.sleep(choose.uniform(0.1, 4) * once)
         os.kill(child, signal.SIGKILL)
         died += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        os.close(written)
+        os.close(report)
     print(died)
 
 

@@ -233,7 +233,7 @@ class TestBuild:
     def test_a_process_that_is_killed_leaves_nothing_behind(self, machine: Machine) -> None:
         code = f"""
             from inductor_ext.storage.artifact_store import ArtifactStore
-from inductor_ext.storage.paths import kernel_folder
+            from inductor_ext.storage.paths import kernel_folder
             from inductor_ext.templates.cutlass.nvcc_build import Toolchain, build
             from inductor_ext.templates.cutlass.find_headers import Headers
             from inductor_ext.templates.cutlass.source import Source
