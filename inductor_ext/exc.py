@@ -178,7 +178,9 @@ class UnknownVariableError(BadEnvironmentError):
     template = (
         "Unknown environment variable {variable}={value!r}: there is no such setting.{nearest}"
     )
-    remedy = "Unset it, or correct its name. docs/settings.md lists the variable of each setting."
+    remedy = (
+        "Unset it, or correct its name. docs/user/settings.md lists the variable of each setting."
+    )
 
 
 class MissingToolchainError(InductorExtError):

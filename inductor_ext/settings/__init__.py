@@ -2,7 +2,7 @@
 
 `Settings` is the single source. The `inductor_ext.config` module, the options accepted by
 `torch.compile(..., options=...)`, the settings part of the cache key, and the table in
-docs/settings.md are derived from it. To add a setting, add a field here.
+docs/user/settings.md are derived from it. To add a setting, add a field here.
 
 This module imports neither torch nor Inductor. A value of the wrong type, from an environment
 variable or from code, raises an error that names it (see `exc`); it is never ignored.

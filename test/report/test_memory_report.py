@@ -261,7 +261,7 @@ class TestReport:
         )
 
     def test_the_documented_example_is_this_one(self) -> None:
-        text = (CHECKOUT / "docs" / "memory_report.md").read_text()
+        text = (CHECKOUT / "docs" / "user" / "memory_report.md").read_text()
         assert f"1. {memory_report.headline(SMALL)}\n\n{peak_report.peak_table(SMALL)}\n" in text
 
     def test_reordering_is_reported(self) -> None:

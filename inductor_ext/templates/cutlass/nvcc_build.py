@@ -10,11 +10,10 @@ version and CUTLASS release, so that it does not cost a minute again. The settin
 
 The two halves of a source (`source`) are compiled in parallel, by one nvcc each, then linked to a
 shared object and to a relocatable object for linking into other programs. Both contain the static
-CUDA runtime.
-
-The device half takes longer, and is the wall time if there are cores for both; docs/cutlass.md has
-measured times. Template instantiation in cicc's front end dominates it: parsing the headers takes
-4 s, optimization 3 s, ptxas less than 1 s. So optimization levels make little difference.
+CUDA runtime. The device half takes longer, and is the wall time if there are cores for both;
+docs/user/cutlass.md has measured times. Template instantiation in cicc's front end dominates it:
+parsing the headers takes 4 s, optimization 3 s, ptxas less than 1 s. So optimization levels make
+little difference.
 """
 
 from __future__ import annotations
