@@ -1,4 +1,5 @@
-"""The README's code runs as written, and its numbers are those of the committed results."""
+"""The README's code runs as written, its numbers are those of the committed results, and the files
+that pages name exist."""
 
 from __future__ import annotations
 
@@ -13,6 +14,12 @@ from benchmarks.harness import results
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
+]
 PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -30,10 +37,22 @@ def test_table_is_that_of_the_committed_result() -> None:
     assert results.render_table(results.read(path)).strip() in README
 
 
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert [link for link in links if not (ROOT / link).exists()] == []
-    assert len(links) > 5
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    file = ROOT / page
+    links = re.findall(r"\]\(([^)#\s]+)", file.read_text())
+    local = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in local if not (file.parent / link).exists()] == []
+
+
+def test_files_of_the_architecture_exist() -> None:
+    package = ROOT / "inductor_ext"
+    named = re.findall(r"`([\w/]+\.py|[\w/]+/)`", (ROOT / "docs" / "architecture.md").read_text())
+    assert len(named) > 50
+    for name in named:
+        # A file may be named without the folder of the one before it.
+        exists = any((root / name).exists() for root in (ROOT, package))
+        assert exists or list(package.rglob(name)), name
 
 
 def test_named_tests_exist() -> None:
