@@ -87,17 +87,17 @@ class Device:
 
     def scaled(self, sms: int) -> Device:
         """Return a device with the same SMs but `sms` of them; rates and L2 scale in proportion."""
-        part = sms / self.sms
+        ratio = sms / self.sms
         return replace(
             self,
             sms=sms,
-            l2=max(1, round(self.l2 * part)),
-            bandwidth=self.bandwidth * part,
-            half=self.half * part,
-            tf32=self.tf32 * part,
-            fp8=self.fp8 * part,
-            int8=self.int8 * part,
-            fma=self.fma * part,
+            l2=max(1, round(self.l2 * ratio)),
+            bandwidth=self.bandwidth * ratio,
+            half=self.half * ratio,
+            tf32=self.tf32 * ratio,
+            fp8=self.fp8 * ratio,
+            int8=self.int8 * ratio,
+            fma=self.fma * ratio,
         )
 
     @classmethod
@@ -150,10 +150,10 @@ class Device:
         """
         if sms < 1:
             raise exc.BadGemmError(record="device", field="sms", value=sms, allowed="positive")
-        known = _by_name(name)
-        relative = known or _relative(capability, sms)
-        rates = relative if relative.sms == sms else relative.scaled(sms)
-        if bandwidth is not None and known is None:
+        match = _by_name(name)
+        reference = match or _relative(capability, sms)
+        rates = reference if reference.sms == sms else reference.scaled(sms)
+        if bandwidth is not None and match is None:
             rates = replace(rates, bandwidth=bandwidth * SUSTAINED_BANDWIDTH)
         if capability < (8, 9):
             rates = replace(rates, fp8=0.0)
@@ -349,7 +349,7 @@ def _by_name(name: str) -> Device | None:
 
 def _relative(capability: tuple[int, int], sms: int) -> Device:
     """Return the known device that is most similar to an unknown one."""
-    known = {device.capability for device in KNOWN}
-    nearest = max((c for c in known if c <= capability), default=min(known))
+    capabilities = {device.capability for device in KNOWN}
+    nearest = max((c for c in capabilities if c <= capability), default=min(capabilities))
     relatives = [device for device in KNOWN if device.capability == nearest]
     return min(relatives, key=lambda device: abs(device.sms - sms))

@@ -115,14 +115,14 @@ def _prologue(prologue: Prologue) -> str:
     norm, dequant = prologue.norm, prologue.dequant
     if dequant is None:
         return "a normalized" if norm and norm.kind == "rms" else "a standardized"
-    first = "a normalized, b" if norm else "b"
+    operands = "a normalized, b" if norm else "b"
     scales = {
         "none": "without scales",
         "tensor": "by one scale",
         "column": "by column",
         "group": f"by {dequant.group} along K",
     }[dequant.scales]
-    return f"{first} dequantized {scales}" + (" with zero points" if dequant.zero_points else "")
+    return f"{operands} dequantized {scales}" + (" with zero points" if dequant.zero_points else "")
 
 
 def _input(input_: EpilogueInput) -> str:

@@ -67,9 +67,9 @@ class RowNorm:
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype, "norm", "dtype")
-        most = 2 if self.kind == "layer" else 1
-        ok = 0 <= self.vectors <= most
-        require(ok, "norm", "vectors", self.vectors, f"0 to {most} for the kind {self.kind}")
+        limit = 2 if self.kind == "layer" else 1
+        ok = 0 <= self.vectors <= limit
+        require(ok, "norm", "vectors", self.vectors, f"0 to {limit} for the kind {self.kind}")
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ class Prologue:
 
     def size(self, n: int, k: int) -> int:
         """Return the bytes read in addition to the operands."""
-        read = 0
+        total_bytes = 0
         if self.norm is not None:
-            read += size_of(self.norm.vectors * k, self.norm.dtype)
+            total_bytes += size_of(self.norm.vectors * k, self.norm.dtype)
         if self.dequant is not None:
-            read += self.dequant.size(n, k)
-        return read
+            total_bytes += self.dequant.size(n, k)
+        return total_bytes
 
     def to_json_form(self) -> _StoredPrologue:
         """Return the fields that JSON holds."""

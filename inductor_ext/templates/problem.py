@@ -196,8 +196,8 @@ class GemmProblem:
             self.prologue,
             "with a dequantization in the operation mixed, and only there",
         )
-        whole = not self.parts or (min(self.parts) >= 1 and sum(self.parts) == self.n)
-        require(whole, "problem", "parts", self.parts, f"numbers above 0 with the sum {self.n}")
+        valid = not self.parts or (min(self.parts) >= 1 and sum(self.parts) == self.n)
+        require(valid, "problem", "parts", self.parts, f"numbers above 0 with the sum {self.n}")
         if self.epilogue.gated:
             equal = len(self.parts) == 2 and self.parts[0] == self.parts[1]
             require(equal, "problem", "parts", self.parts, "two equal numbers, one gates the other")
@@ -386,13 +386,13 @@ class GemmProblem:
     def fused_bytes(self) -> int:
         """Bytes that epilogue and prologue read in addition to a and b."""
         inputs = self.epilogue.inputs
-        read = sum(inp.size(self.m, self.columns) for inp in inputs) * self.outputs
+        total = sum(inp.size(self.m, self.columns) for inp in inputs) * self.outputs
         if self.epilogue.gated and self.operation == "addmm" and inputs:
             # Gate and up projection have a bias each.
-            read += inputs[0].size(self.m, self.columns)
+            total += inputs[0].size(self.m, self.columns)
         if self.prologue is not None:
-            read += self.prologue.size(self.n, self.k)
-        return read
+            total += self.prologue.size(self.n, self.k)
+        return total
 
     @functools.cached_property
     def bytes_read(self) -> int:
@@ -402,8 +402,8 @@ class GemmProblem:
     @functools.cached_property
     def bytes_written(self) -> int:
         """Minimum bytes that any kernel must write."""
-        stored = size_of(self.m * self.columns, self.stored)
-        return self.outputs * (stored + size_of(self.epilogue.reductions * self.m, "float32"))
+        output_bytes = size_of(self.m * self.columns, self.stored)
+        return self.outputs * (output_bytes + size_of(self.epilogue.reductions * self.m, "float32"))
 
     @property
     def intensity(self) -> float:
@@ -419,8 +419,8 @@ class GemmProblem:
         rate = device.throughput(self.arithmetic)
         if not rate:
             return math.inf
-        moved = (self.bytes_read + self.bytes_written) / device.bandwidth
-        return max(self.flops / rate, moved) * 1e6
+        memory_time = (self.bytes_read + self.bytes_written) / device.bandwidth
+        return max(self.flops / rate, memory_time) * 1e6
 
     @functools.cached_property
     def largest_span(self) -> int:

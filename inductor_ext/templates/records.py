@@ -75,9 +75,9 @@ class ProductRecord(Record):
     def describe(self) -> str:
         """Return a one-line, human-readable description, without the candidates."""
         kernel = "Inductor" if self.chosen is None else self.chosen.template
-        where = f" in {self.module}" if self.module else ""
-        what = f"{self.operator} of {' and '.join(self.operands)}{where}"
-        return f"product: {what}: {kernel} ({self.origin}: {self.reason})"
+        location = f" in {self.module}" if self.module else ""
+        matmul = f"{self.operator} of {' and '.join(self.operands)}{location}"
+        return f"product: {matmul}: {kernel} ({self.origin}: {self.reason})"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -150,14 +150,14 @@ class Operand:
         if batch == 1:
             batch_stride = 0
         if column == 1:
-            used = [row]
+            outer_strides = [row]
         elif row == 1:
-            used = [column]
+            outer_strides = [column]
         else:
-            used = [row, column]
+            outer_strides = [row, column]
         alignment = 1
-        if len(used) == 1:
-            alignment = aligned(dtype, offset, batch_stride, *used, base=base)
+        if len(outer_strides) == 1:
+            alignment = aligned(dtype, offset, batch_stride, *outer_strides, base=base)
         return cls(dtype, (row, column), alignment, batch_stride)
 
     @property
