@@ -36,12 +36,12 @@ def alignment(
     Raises:
         exc.BadGemmError: an unknown dtype.
     """
-    used = [axis for axis, size in enumerate(sizes) if size != 1]
-    inner = next((axis for axis in used if strides[axis] == 1), None)
+    axes = [axis for axis, size in enumerate(sizes) if size != 1]
+    inner = next((axis for axis in axes if strides[axis] == 1), None)
     if inner is None:
         # A single element, or no dimension of stride 1.
         return 1
-    outer = [strides[axis] for axis in used if axis != inner]
+    outer = [strides[axis] for axis in axes if axis != inner]
     return aligned(dtype, sizes[inner], offset, *outer, base=base)
 
 
@@ -72,10 +72,10 @@ def _divisor(value: Any) -> int:
     if isinstance(value, int) or value.is_number:
         return int(value)
     terms = value.expand().as_ordered_terms()
-    whole = [term.as_coeff_Mul() for term in terms]
-    if not all(rest.is_integer for _, rest in whole):
+    products = [term.as_coeff_Mul() for term in terms]
+    if not all(symbols.is_integer for _, symbols in products):
         return _UNKNOWN
-    common = math.gcd(*(int(factor) for factor, _ in whole))
+    common = math.gcd(*(int(factor) for factor, _ in products))
     return common if common > 1 else _UNKNOWN
 
 

@@ -23,8 +23,8 @@ __all__ = ["KernelObject", "kernels_of", "link", "symbol"]
 
 def kernels_of(wrapper: Any) -> dict[Source, str]:
     """Return a wrapper's mutable dict of kernels to the names that its code uses for them."""
-    found: dict[Source, str] = vars(wrapper).setdefault("inductor_ext_cutlass", {})
-    return found
+    kernels: dict[Source, str] = vars(wrapper).setdefault("inductor_ext_cutlass", {})
+    return kernels
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def link(source: Source, store: ArtifactStore, output: str) -> None:
     Raises:
         exc.MissingToolchainError, exc.KernelBuildError: see `nvcc_build.built`; or objcopy fails.
     """
-    renamed = (
-        f"--redefine-sym={name}={symbol(source)}_{short}" for short, name in FUNCTIONS.items()
+    renames = (
+        f"--redefine-sym={name}={symbol(source)}_{suffix}" for suffix, name in FUNCTIONS.items()
     )
     with nvcc_build.built(source, store) as library:
-        command = ["objcopy", *renamed, str(library.with_name(nvcc_build.OBJECT)), output]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        raise exc.KernelBuildError(kernel=source.name, why=done.stderr.strip() or "objcopy fails")
+        command = ["objcopy", *renames, str(library.with_name(nvcc_build.OBJECT)), output]
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if result.returncode != 0:
+        raise exc.KernelBuildError(kernel=source.name, why=result.stderr.strip() or "objcopy fails")

@@ -57,11 +57,11 @@ def build_later(
     ]
     if not missing:
         return []
-    found = toolchain or nvcc_build.Toolchain.find()
-    missing = [item for item in missing if not nvcc_build.is_built(item, store, found)]
-    wanted = [item for item in missing if not _is_claimed(item, store)]
-    if wanted:
-        _start(wanted, store, found)
+    tools = toolchain or nvcc_build.Toolchain.find()
+    missing = [source for source in missing if not nvcc_build.is_built(source, store, tools)]
+    unclaimed = [source for source in missing if not _is_claimed(source, store)]
+    if unclaimed:
+        _start(unclaimed, store, tools)
     return missing
 
 
@@ -80,14 +80,14 @@ def _start(sources: list[Source], store: ArtifactStore, toolchain: nvcc_build.To
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(item or "." for item in sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
         # Ctrl-C in the terminal must not reach it.
         start_new_session=True,
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(json.dumps(request).encode())
-    _started[:] = [item for item in (*_started, process) if item.poll() is None]
+    _started[:] = [child for child in (*_started, process) if child.poll() is None]
 
 
 def _claim(source: Source) -> str:
@@ -97,8 +97,8 @@ def _claim(source: Source) -> str:
 
 def _is_claimed(source: Source, store: ArtifactStore) -> bool:
     """Whether a kernel is claimed, or cannot be claimed because the store is not writable."""
-    with store.try_lock(_claim(source)) as held:
-        return not held
+    with store.try_lock(_claim(source)) as acquired:
+        return not acquired
 
 
 def _main() -> None:
@@ -106,23 +106,23 @@ def _main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: compiler_process.end_compilers())
     os.nice(_NICE)
     request = json.load(sys.stdin)
-    told = request["toolchain"]
-    root, version = told.pop("headers")
+    toolchain_fields = request["toolchain"]
+    root, version = toolchain_fields.pop("headers")
     toolchain = nvcc_build.Toolchain(
         **{
-            **told,
+            **toolchain_fields,
             "headers": Headers(pathlib.Path(root), tuple(version)),
-            "runtime": pathlib.Path(told["runtime"]),
+            "runtime": pathlib.Path(toolchain_fields["runtime"]),
         }
     )
     store = ArtifactStore(*request["store"])
     with contextlib.ExitStack() as stack:
-        mine = []
-        for item in request["sources"]:
-            source = Source(**item)
+        sources = []
+        for fields in request["sources"]:
+            source = Source(**fields)
             if stack.enter_context(store.try_lock(_claim(source))):
-                mine.append(source)
-        nvcc_build.build_all(mine, store, toolchain)
+                sources.append(source)
+        nvcc_build.build_all(sources, store, toolchain)
 
 
 if __name__ == "__main__":

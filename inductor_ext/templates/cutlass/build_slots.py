@@ -64,11 +64,11 @@ def build_slot(store: ArtifactStore, limit: int | None) -> Iterator[None]:
             yield
             return
         while True:
-            for place in range(jobs(limit)):
+            for slot in range(jobs(limit)):
                 # The first slot is unconditional; others need enough available memory.
-                if place and available_bytes() < _JOB_BYTES:
+                if slot and available_bytes() < _JOB_BYTES:
                     break
-                lock = filelock.FileLock(folder / f"{place}.lock")
+                lock = filelock.FileLock(folder / f"{slot}.lock")
                 with contextlib.suppress(filelock.Timeout, OSError):
                     stack.enter_context(lock.acquire(timeout=0))
                     yield

@@ -143,8 +143,8 @@ class CutlassConfig:
             allowed = typing.get_args(_LITERALS[field])
             check(field, getattr(self, field) in allowed, ", ".join(allowed))
         for field in ("a", "b", "d", "accumulator"):
-            known = getattr(self, field) in SHORT_NAMES and getattr(self, field) != "void"
-            check(field, known, ", ".join(SHORT_NAMES))
+            is_dtype = getattr(self, field) in SHORT_NAMES and getattr(self, field) != "void"
+            check(field, is_dtype, ", ".join(SHORT_NAMES))
         check("c", self.c in SHORT_NAMES, ", ".join(SHORT_NAMES))
         check("layouts", bool(re.fullmatch("[tn]{3}", self.layouts)), "three of t and n")
         for field in ("tile", "cluster", "alignments"):
@@ -152,8 +152,8 @@ class CutlassConfig:
             check(field, len(value) == 3 and min(value) >= 1, "three numbers of 1 or more")
         check("group", self.group is None or self.group >= 1, "1 or more, or None")
         check("stages", self.stages >= (0 if self.arch == 90 else 2), "2 or more")
-        fits = self.target == 90 if self.arch == 90 else self.target >= self.arch
-        check("target", fits, "arch, and for one below 90 what is newer")
+        compatible = self.target == 90 if self.arch == 90 else self.target >= self.arch
+        check("target", compatible, "arch, and for one below 90 what is newer")
         for field in ("split_k", "swizzle"):
             check(field, getattr(self, field) >= 1, "1 or more")
 
@@ -213,11 +213,11 @@ class CutlassConfig:
 
     @property
     def _name_2x(self) -> str:
-        short = {"float32": "s", "float16": "h", "int32": "i"}[self.accumulator]
+        accumulator = {"float32": "s", "float16": "h", "int32": "i"}[self.accumulator]
         m, n, k = self.instruction
         fast = "fastaccum" if self.fast_accumulation else ""
-        rounded = "tf32" if self.a == "float32" else ""
-        core = f"{short}{m}{n}{k}{fast}{rounded}gemm{'_grouped' if self.grouped else ''}"
+        tf32 = "tf32" if self.a == "float32" else ""
+        core = f"{accumulator}{m}{n}{k}{fast}{tf32}gemm{'_grouped' if self.grouped else ''}"
         parts = ["cutlass_tensorop"]
         if self.d != self.accumulator:
             parts.append(SHORT_NAMES[self.d])
@@ -304,14 +304,14 @@ class CutlassConfig:
             return 0
         rows, columns = self.epilogue_tile
         tiles = self.tile[0] * self.tile[1] // (rows * columns)
-        stored = min(tiles, 2)
+        d_tiles = min(tiles, 2)
         out = size_of(rows * columns, self.d)
         if self.c == "void":
-            return stored * out
-        loaded = min(tiles, 4)
+            return d_tiles * out
+        c_tiles = min(tiles, 4)
         if DTYPE_BITS[self.c] == DTYPE_BITS[self.d] > 8:
-            return max(loaded, stored + 1) * out
-        return loaded * size_of(rows * columns, self.c) + stored * out
+            return max(c_tiles, d_tiles + 1) * out
+        return c_tiles * size_of(rows * columns, self.c) + d_tiles * out
 
     def pipeline(self, shared_memory: int, extra: int = 0) -> int:
         """Return the number of pipeline stages: `stages`, or as many as fit.
@@ -323,8 +323,8 @@ class CutlassConfig:
         if self.stages:
             return self.stages
         # 1 KiB for barriers, the scheduler's state and alignment padding.
-        left = shared_memory - self.epilogue_bytes - extra - 1024
-        return max(0, left // self.stage_bytes)
+        available = shared_memory - self.epilogue_bytes - extra - 1024
+        return max(0, available // self.stage_bytes)
 
     def operand_dtypes(self, problem: GemmProblem) -> tuple[str, str]:
         """Return the dtypes of the problem's operands in the kernel's order."""

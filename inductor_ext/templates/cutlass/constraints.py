@@ -51,8 +51,8 @@ def layouts(problem: GemmProblem, swap: bool) -> str | None:
     a, b = names[problem.a.layout], names[problem.b.layout]
     if not swap:
         return f"{a}{b}t"
-    other = {"t": "n", "n": "t"}
-    return f"{other[b]}{other[a]}n"
+    transpose = {"t": "n", "n": "t"}
+    return f"{transpose[b]}{transpose[a]}n"
 
 
 def alignments(problem: GemmProblem, swap: bool) -> tuple[int, int, int]:
@@ -108,8 +108,8 @@ def _check_device(problem: GemmProblem, config: CutlassConfig, device: Device) -
     same minor version (CUDA C++ programming guide, binary compatibility).
     """
     major, minor = device.capability
-    same = major == config.target // 10 and minor >= config.target % 10
-    if not same or (config.arch == 90 and device.capability != (9, 0)):
+    compatible = major == config.target // 10 and minor >= config.target % 10
+    if not compatible or (config.arch == 90 and device.capability != (9, 0)):
         return f"code for sm_{config.architecture} does not run on capability {device.capability}"
     return None
 
@@ -170,16 +170,18 @@ def _check_alignment(problem: GemmProblem, config: CutlassConfig, device: Device
 
     The minimum is 16 bytes for TMA and 4 bytes for cp.async.
     """
-    aligned = alignments(problem, config.swap)
-    for operand, needed, available in zip("ABD", config.alignments, aligned, strict=True):
-        if available % needed:
-            return f"{operand} is aligned to {available} elements, but the kernel needs {needed}"
+    tensor_alignments = alignments(problem, config.swap)
+    for operand, required, available in zip(
+        "ABD", config.alignments, tensor_alignments, strict=True
+    ):
+        if available % required:
+            return f"{operand} is aligned to {available} elements, but the kernel needs {required}"
     dtypes = (config.a, config.b)
-    least = 128 if config.arch == 90 else 32
+    bits = 128 if config.arch == 90 else 32
     for operand, dtype, alignment in zip("AB", dtypes, config.alignments, strict=False):
-        if alignment * DTYPE_BITS[dtype] < least:
+        if alignment * DTYPE_BITS[dtype] < bits:
             return (
-                f"{operand} is loaded {alignment} elements at a time, less than {least // 8} bytes"
+                f"{operand} is loaded {alignment} elements at a time, less than {bits // 8} bytes"
             )
     if config.epilogue == "tma" and config.alignments[2] * DTYPE_BITS[config.d] < 128:
         return f"D is stored {config.alignments[2]} elements at a time, but TMA needs 16 bytes"
@@ -251,12 +253,13 @@ def _check_tile(problem: GemmProblem, config: CutlassConfig, device: Device) -> 
 def _check_registers(problem: GemmProblem, config: CutlassConfig, device: Device) -> str | None:
     """Check that the accumulators leave enough registers for a thread not to spill."""
     try:
-        needed = config.accumulator_registers
+        registers = config.accumulator_registers
     except KeyError:
         return None  # `_check_tile` rejects this tile.
-    if needed > MOST_ACCUMULATORS:
+    if registers > MOST_ACCUMULATORS:
         return (
-            f"accumulators need {needed} registers per thread; above {MOST_ACCUMULATORS} they spill"
+            f"accumulators need {registers} registers per thread; above {MOST_ACCUMULATORS} they "
+            "spill"
         )
     return None
 
@@ -267,9 +270,12 @@ def _check_shared_memory(problem: GemmProblem, config: CutlassConfig, device: De
     stages = config.pipeline(device.shared_memory, broadcast_bytes(problem, config))
     if stages < 2:
         return f"the shared memory fits {stages} stages of the pipeline; at least 2 are needed"
-    needed = stages * config.stage_bytes
-    if needed > device.shared_memory:
-        return f"the kernel needs {needed} bytes of shared memory; a CTA has {device.shared_memory}"
+    mainloop_bytes = stages * config.stage_bytes
+    if mainloop_bytes > device.shared_memory:
+        return (
+            f"the kernel needs {mainloop_bytes} bytes of shared memory; a CTA has "
+            f"{device.shared_memory}"
+        )
     return None
 
 

@@ -99,11 +99,11 @@ def _stores_by_tma(problem: GemmProblem) -> bool:
 
 def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
     """Return a configuration with all fields that the problem determines; None if unsupported."""
-    found = layouts(problem, swap)
+    operand_layouts = layouts(problem, swap)
     dtypes = (problem.a.dtype, problem.b.dtype)
     a, b = reversed(dtypes) if swap else dtypes
     matrices = [inp.dtype for inp in problem.epilogue.inputs if inp.broadcast == "matrix"]
-    if found is None or not {a, b, problem.stored, *matrices[:1]} <= _DTYPES:
+    if operand_layouts is None or not {a, b, problem.stored, *matrices[:1]} <= _DTYPES:
         return None
     return CutlassConfig(
         90,
@@ -114,7 +114,7 @@ def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
         problem.stored,
         matrices[0] if matrices else "void",
         problem.accumulator,
-        found,
+        operand_layouts,
         alignments(problem, swap),
         grouped=problem.operation == "grouped",
         fast_accumulation=problem.fast_accumulation and problem.arithmetic == "fp8",
@@ -129,8 +129,8 @@ _DTYPES = frozenset({"float32", "float16", "bfloat16", *FP8, *INT4, "int8", "int
 
 def _specialized(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
     mixed = problem.operation == "mixed"
-    few = problem.rows <= 64
-    for swap in (True,) if mixed else (False, True) if few else (False,):
+    small_m = problem.rows <= 64
+    for swap in (True,) if mixed else (False, True) if small_m else (False,):
         base = _base(problem, swap)
         if base is None:
             return
@@ -161,7 +161,7 @@ def _launches(
     raster: Literal["along_m", "along_n"] = "along_m" if along_m <= along_n else "along_n"
     # A wave of about square shape loads the fewest bytes of A and B.
     side = min(along_m, along_n, math.isqrt(device.sms))
-    swizzles = [value for value in (8, 4, 2, 1) if value <= side]
+    swizzles = [swizzle for swizzle in (8, 4, 2, 1) if swizzle <= side]
     shapes = [dataclasses.replace(config, swizzle=swizzle, raster=raster) for swizzle in swizzles]
     units = [_units(problem, shape) for shape in shapes]
     # Take the largest swizzle with the fewest waves: tiles padded by the swizzle cost time too.
@@ -169,9 +169,9 @@ def _launches(
     yield shapes[waves.index(min(waves))]
     if config.mainloop != "warpspecialized_cooperative":
         return
-    shared = next(index for index, unit in enumerate(units) if unit <= 1.02 * units[-1])
-    if 1 - units[shared] / (min(waves) * device.sms) >= _STREAM_K_WASTE:
-        yield dataclasses.replace(shapes[shared], scheduler="stream_k")
+    shape_index = next(index for index, unit in enumerate(units) if unit <= 1.02 * units[-1])
+    if 1 - units[shape_index] / (min(waves) * device.sms) >= _STREAM_K_WASTE:
+        yield dataclasses.replace(shapes[shape_index], scheduler="stream_k")
 
 
 def _sizes(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
@@ -190,14 +190,18 @@ def _tiles(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
         ceiling(size, tile)
         for size, tile in zip(_sizes(problem, config), config.tile, strict=False)
     )
-    least = min(
+    min_tiles = min(
         ceiling(m, config.cluster[0]) * config.cluster[0],
         ceiling(n, config.cluster[1]) * config.cluster[1],
     )
-    enough = {8: 6, 4: 3, 2: 2, 1: 0}
-    swizzle = next(item for item in enough if item <= config.swizzle and least >= enough[item])
-    whole = (swizzle * ctas for ctas in config.cluster[:2])
-    along_m, along_n = (ceiling(a, b) * b for a, b in zip((m, n), whole, strict=True))
+    thresholds = {8: 6, 4: 3, 2: 2, 1: 0}
+    swizzle = next(
+        candidate
+        for candidate in thresholds
+        if candidate <= config.swizzle and min_tiles >= thresholds[candidate]
+    )
+    multiples = (swizzle * ctas for ctas in config.cluster[:2])
+    along_m, along_n = (ceiling(a, b) * b for a, b in zip((m, n), multiples, strict=True))
     return along_m, along_n
 
 
@@ -213,11 +217,11 @@ def _multistage(problem: GemmProblem, device: Device, level: int) -> Iterator[Cu
     target = 10 * device.capability[0] + device.capability[1]
     if base is None or target < arch:
         return
-    narrow = min(DTYPE_BITS[base.a], DTYPE_BITS[base.b])
+    min_bits = min(DTYPE_BITS[base.a], DTYPE_BITS[base.b])
     for m, n, stages in _TILES_2X:
-        for depth in (512 // max(narrow, 8), 1024 // max(narrow, 8)):
+        for depth in (512 // max(min_bits, 8), 1024 // max(min_bits, 8)):
             for count in stages:
-                if depth > 512 // max(narrow, 8):
+                if depth > 512 // max(min_bits, 8):
                     count = ceiling(count, 2) + 1
                 yield dataclasses.replace(
                     base,
@@ -244,10 +248,10 @@ def predict(
     The result is infinite if the device has no tensor cores for the problem. Legality is not
     checked; see `constraints.why_not`.
     """
-    like = _like(problem, config, device)
+    triton_config = _like(problem, config, device)
     if config.arch < 90:
-        return cost_model.predict(problem, like, device, constants).total
-    return _predict(problem, config, like, device, constants)
+        return cost_model.predict(problem, triton_config, device, constants).total
+    return _predict(problem, config, triton_config, device, constants)
 
 
 def _like(problem: GemmProblem, config: CutlassConfig, device: Device) -> GemmConfig:
@@ -279,7 +283,7 @@ def _like(problem: GemmProblem, config: CutlassConfig, device: Device) -> GemmCo
 def _predict(
     problem: GemmProblem,
     config: CutlassConfig,
-    like: GemmConfig,
+    triton_config: GemmConfig,
     device: Device,
     c: cost_model.Constants,
 ) -> float:
@@ -294,24 +298,26 @@ def _predict(
         partial = 2 * 4 * config.tile[0] * config.tile[1]
         reduction = partial / c.l2_rate * 1e6 + c.fused_gap
     elif config.split_k > 1:
-        reduction = cost_model.reduction_time(case, like, c)
+        reduction = cost_model.reduction_time(case, triton_config, c)
     # Pingpong: two consumer warpgroups alternate, with a tile each.
-    turns = 2 if config.mainloop == "warpspecialized_pingpong" and per_sm > 1 else 1
-    compute = per_sm * steps * cost_model.step_time(case, like, c, turns)
-    epilogue = cost_model.epilogue_time(case, like, c)
-    compute += epilogue if turns == 2 else max(1.0, per_sm) * epilogue
+    consumers = 2 if config.mainloop == "warpspecialized_pingpong" and per_sm > 1 else 1
+    compute = per_sm * steps * cost_model.step_time(case, triton_config, c, consumers)
+    epilogue = cost_model.epilogue_time(case, triton_config, c)
+    compute += epilogue if consumers == 2 else max(1.0, per_sm) * epilogue
 
-    rows, columns = (like.block_m, like.block_n)
+    rows, columns = (triton_config.block_m, triton_config.block_n)
     shared_a, shared_b = config.cluster[1], config.cluster[0]
     if config.swap:
         shared_a, shared_b = shared_b, shared_a
-    step_bits = like.block_k * (rows * case.a_bits / shared_a + columns * case.b_bits / shared_b)
+    step_bits = triton_config.block_k * (
+        rows * case.a_bits / shared_a + columns * case.b_bits / shared_b
+    )
     l2 = per_sm * steps * step_bits / 8 / c.l2_rate * 1e6
-    waiting = per_sm * steps * c.latency / max(1.0, cost_model.stages_ahead(case, like, c))
-    dram = cost_model.dram_bytes(case, like, c, 1) / (device.bandwidth * c.stream) * 1e6
+    latency = per_sm * steps * c.latency / max(1.0, cost_model.stages_ahead(case, triton_config, c))
+    dram = cost_model.dram_bytes(case, triton_config, c, 1) / (device.bandwidth * c.stream) * 1e6
     if math.isinf(compute):
         return math.inf
-    memory = cost_model.blend((dram, l2, waiting), c)
+    memory = cost_model.blend((dram, l2, latency), c)
     launch = device.launch + c.latency + c.start + c.descriptors
     return launch + cost_model.blend((compute, memory), c) + reduction
 
@@ -340,23 +346,23 @@ def rank(
         constants: of the model.
         tma_only: whether to exclude kernels that do not store by TMA.
     """
-    found = [
+    predictions = [
         (config, predict(problem, config, device, constants))
         for config in candidates(problem, device, level)
         if (only is None or only.passes(config.name)) and (not tma_only or config.epilogue == "tma")
     ]
-    found = [item for item in found if not math.isinf(item[1])]
+    predictions = [prediction for prediction in predictions if not math.isinf(prediction[1])]
     # Break ties by name, so that every process selects the same kernels.
-    found.sort(key=lambda x: (x[1], x[0].name))
-    chosen: list[tuple[CutlassConfig, float]] = []
+    predictions.sort(key=lambda prediction: (prediction[1], prediction[0].name))
+    selected: list[tuple[CutlassConfig, float]] = []
     for kind in (_schedule, _tile, _itself):
-        seen = {kind(config) for config, _ in chosen}
-        for item in found:
-            if kind(item[0]) not in seen:
-                seen.add(kind(item[0]))
-                chosen.append(item)
-    del chosen[limit:]
-    return sorted(chosen, key=lambda x: (x[1], x[0].name))
+        seen = {kind(config) for config, _ in selected}
+        for prediction in predictions:
+            if kind(prediction[0]) not in seen:
+                seen.add(kind(prediction[0]))
+                selected.append(prediction)
+    del selected[limit:]
+    return sorted(selected, key=lambda prediction: (prediction[1], prediction[0].name))
 
 
 def _schedule(config: CutlassConfig) -> object:

@@ -256,12 +256,12 @@ class Epilogue:
     @functools.cached_property
     def text(self) -> str:
         """Canonical one-line JSON text, equal for equal epilogues only; `parse` reads it."""
-        places = {node: place for place, node in enumerate(self.nodes())}
+        indices = {node: index for index, node in enumerate(self.nodes())}
         fields: dict[str, Any] = {
             "alignment": self.alignment,
             "inputs": [[inp.dtype, inp.broadcast, inp.alignment] for inp in self.inputs],
-            "outputs": [[dtype, places[value]] for dtype, value in self.outputs],
-            "values": [_step(node, places) for node in places],
+            "outputs": [[dtype, indices[value]] for dtype, value in self.outputs],
+            "values": [_step(node, indices) for node in indices],
         }
         if self.packed is not None:
             fields["packed"] = [self.packed.high_first, self.packed.zero]
@@ -277,10 +277,10 @@ class Epilogue:
         try:
             fields = json.loads(text)
             values: list[Node] = []
-            for operation, *rest in fields["values"]:
-                values.append(_value(operation, rest, values))
-            outputs = tuple((str(dtype), values[place]) for dtype, place in fields["outputs"])
-            inputs = tuple(Tensor(*item) for item in fields["inputs"])
+            for operation, *arguments in fields["values"]:
+                values.append(_value(operation, arguments, values))
+            outputs = tuple((str(dtype), values[index]) for dtype, index in fields["outputs"])
+            inputs = tuple(Tensor(*tensor) for tensor in fields["inputs"])
             packed = Packed(*fields["packed"]) if "packed" in fields else None
             return cls(outputs, inputs, int(fields["alignment"]), packed)
         except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
@@ -328,13 +328,13 @@ class Epilogue:
 
         precomputed = {ACCUMULATOR: accumulator, **(known or {})}
         evaluator = _Evaluator(precomputed, inputs, parameters, exact)
-        stored = []
+        outputs = []
         for dtype, node in self.outputs:
             # Store precomputed values without a detour through float32, which would round twice
             # and lose large integers.
             result = precomputed[node] if node in precomputed else evaluator.value(node)
-            stored.append(result.to(evaluator.wide if exact else getattr(torch, dtype)))
-        return stored
+            outputs.append(result.to(evaluator.wide if exact else getattr(torch, dtype)))
+        return outputs
 
 
 class _Evaluator:
@@ -377,15 +377,17 @@ class _Evaluator:
         if name in ("add", "sub") and _is_scaled_input(node.arguments[1]):
             # A separate multiplication of an input would not be matched as part of the epilogue,
             # so it goes into `alpha`.
-            first, (second, by) = node.arguments[0], node.arguments[1].arguments
-            return getattr(torch, name)(self.value(first), self.value(second), alpha=self.value(by))
+            left, (right, alpha) = node.arguments[0], node.arguments[1].arguments
+            return getattr(torch, name)(
+                self.value(left), self.value(right), alpha=self.value(alpha)
+            )
         operands = [self.value(argument) for argument in node.arguments]
         if name == "cast":
             operand = operands[0]
             return operand if self._exact else operand.to(getattr(torch, node.dtype)).to(self.wide)
         if name == "where":
-            condition, *rest = operands
-            return torch.where(condition if _is_bool(condition) else condition != 0, *rest)
+            condition, *branches = operands
+            return torch.where(condition if _is_bool(condition) else condition != 0, *branches)
         operands = [operand.to(self.wide) if _is_bool(operand) else operand for operand in operands]
         if name in ("maximum", "minimum") and isinstance(operands[1], float):
             name = {"maximum": "clamp_min", "minimum": "clamp_max"}[name]
@@ -396,35 +398,35 @@ class _Evaluator:
 def _is_scaled_input(node: Node) -> bool:
     if node.operation != "mul":
         return False
-    first, second = (argument.operation for argument in node.arguments)
-    return first == "read" and second in ("constant", "parameter")
+    left, right = (argument.operation for argument in node.arguments)
+    return left == "read" and right in ("constant", "parameter")
 
 
 def _is_bool(value: Any) -> bool:
     return str(getattr(value, "dtype", "")) == "torch.bool"
 
 
-def _step(node: Node, places: Mapping[Node, int]) -> list[Any]:
+def _step(node: Node, indices: Mapping[Node, int]) -> list[Any]:
     """Return a value in JSON form: its operation and arguments."""
     if node.arguments:
-        rest: list[Any] = [places[argument] for argument in node.arguments]
-        return [node.operation, *rest, *([node.dtype] if node.operation == "cast" else [])]
+        arguments: list[Any] = [indices[argument] for argument in node.arguments]
+        return [node.operation, *arguments, *([node.dtype] if node.operation == "cast" else [])]
     if node.operation == "constant":
         return [node.operation, repr(node.value)]
     return [node.operation] if node == ACCUMULATOR else [node.operation, node.index]
 
 
-def _value(operation: str, rest: list[Any], before: list[Node]) -> Node:
+def _value(operation: str, arguments: list[Any], nodes: list[Node]) -> Node:
     """Return the value of a JSON form; the inverse of `_step`."""
     if operation == "accumulator":
         return ACCUMULATOR
     if operation == "constant":
-        return constant(float(rest[0]))
+        return constant(float(arguments[0]))
     if operation in ("read", "parameter"):
-        return Node(operation, index=int(rest[0]))
+        return Node(operation, index=int(arguments[0]))
     if operation == "cast":
-        return cast(before[rest[0]], rest[1])
-    return apply(operation, *(before[place] for place in rest))
+        return cast(nodes[arguments[0]], arguments[1])
+    return apply(operation, *(nodes[index] for index in arguments))
 
 
 def identity(dtype: str) -> Epilogue:

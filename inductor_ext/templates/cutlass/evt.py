@@ -217,8 +217,8 @@ class _Renderer:
             return None
         vector = 128 // DTYPE_BITS[self.config.c]
         for index, tensor in enumerate(self.epilogue.inputs):
-            whole = tensor.alignment % vector == 0
-            if (tensor.broadcast, tensor.dtype) == ("matrix", self.config.c) and whole:
+            divisible = tensor.alignment % vector == 0
+            if (tensor.broadcast, tensor.dtype) == ("matrix", self.config.c) and divisible:
                 return index
         raise NotExpressible(
             f"the epilogue reads no {self.config.c} matrix that is aligned to 16 bytes"
@@ -234,17 +234,17 @@ class _Renderer:
         leaves = [name for name, _ in self.leaves.values()]
         values = [argument for _, argument in self.leaves.values()]
 
-        computed = []
+        outputs = []
         for index, (dtype, value) in enumerate(self.epilogue.outputs):
             self._function(index, value, element)
-            stored = CPP_TYPES[dtype] if index == 0 else element
+            output_type = CPP_TYPES[dtype] if index == 0 else element
             name = f"Output{index}"
             self.lines.append(
-                f"using {name} = {prefix}{self.family.compute}<Compute{index}, {stored}, {element},"
-                " Round>;"
+                f"using {name} = {prefix}{self.family.compute}<Compute{index}, {output_type},"
+                f" {element}, Round>;"
             )
-            computed.append(name)
-        others = len(computed) - 1
+            outputs.append(name)
+        auxiliary = len(outputs) - 1
         stores = [
             (f"Store{index}", dtype)
             for index, (dtype, _) in enumerate(self.epilogue.outputs)
@@ -252,7 +252,7 @@ class _Renderer:
         ]
         for name, dtype in stores:
             self.lines.append(f"using {name} = {prefix}{self.family.store(dtype)};")
-        if not others:
+        if not auxiliary:
             fusion = f"{prefix}{self.family.tree}<Output0, {', '.join(leaves)}>"
             arguments = f"{{{', '.join([*values, '{}'])}}}"
             if stores:
@@ -266,10 +266,10 @@ class _Renderer:
     def _access(self) -> int:
         """Return the vector width in elements, at most 16 bytes, common to all tensors."""
         inputs = [inp for inp in self.epilogue.inputs if inp.broadcast in ("matrix", "row")]
-        alike = [(inp.dtype, inp.alignment) for inp in inputs]
-        alike += [(dtype, self.epilogue.alignment) for dtype, _ in self.epilogue.outputs[1:]]
+        alignments = [(inp.dtype, inp.alignment) for inp in inputs]
+        alignments += [(dtype, self.epilogue.alignment) for dtype, _ in self.epilogue.outputs[1:]]
         access = self.config.alignments[2]
-        for dtype, alignment in alike:
+        for dtype, alignment in alignments:
             # A wider dtype takes several 16-byte accesses per vector.
             if alignment % min(access, 128 // DTYPE_BITS[dtype]):
                 access = math.gcd(access, alignment)
@@ -284,16 +284,16 @@ class _Renderer:
         stores: list[tuple[str, str]],
     ) -> tuple[str, str]:
         """Return the type and arguments of a DAG: leaves, auxiliary outputs, the first output."""
-        whole = f"seq<{', '.join(map(str, range(len(leaves))))}>"
+        leaf_edges = f"seq<{', '.join(map(str, range(len(leaves))))}>"
         nodes, edges, arguments = list(leaves), ["seq<>"] * len(leaves), list(values)
-        named = {int(name.removeprefix("Store")): name for name, _ in stores}
+        store_names = {int(name.removeprefix("Store")): name for name, _ in stores}
         for index in [*range(1, len(self.epilogue.outputs)), 0]:
-            edges.append(whole)
+            edges.append(leaf_edges)
             nodes.append(f"Output{index}")
             arguments.append("{}")
-            if index in named:
+            if index in store_names:
                 edges.append(f"seq<{len(nodes) - 1}>")
-                nodes.append(named[index])
+                nodes.append(store_names[index])
                 arguments.append(self._stored(index))
         graph = f"cute::tuple<{', '.join(edges)}>"
         visitors = ", ".join(nodes)
@@ -345,24 +345,24 @@ class _Renderer:
 
     def _function(self, index: int, value: Node, element: str) -> None:
         """Define the functor that computes an output from all leaves."""
-        names = {node: f"x{place}" for place, node in enumerate(self.leaves)}
+        names = {node: f"x{number}" for number, node in enumerate(self.leaves)}
         parameters = ", ".join(f"Fragment const& {name}" for name in names.values())
         body = []
-        known: dict[Node, str] = {}
+        variables: dict[Node, str] = {}
         for node in walk(value, set()):
             if node in names:
                 expression = f"{names[node]}[i]"
             elif node.operation == "constant":
-                known[node] = _literal(node.value)
+                variables[node] = _literal(node.value)
                 continue
             elif node.operation == "cast":
-                expression = f"float({CPP_TYPES[node.dtype]}({known[node.arguments[0]]}))"
+                expression = f"float({CPP_TYPES[node.dtype]}({variables[node.arguments[0]]}))"
             else:
-                operands = (known[argument] for argument in node.arguments)
+                operands = (variables[argument] for argument in node.arguments)
                 expression = OPERATIONS[node.operation].format(*operands)
-            known[node] = f"v{len(known)}"
-            body.append(f"      {element} const {known[node]} = {expression};")
-        body.append(f"      y[i] = {known[value]};")
+            variables[node] = f"v{len(variables)}"
+            body.append(f"      {element} const {variables[node]} = {expression};")
+        body.append(f"      y[i] = {variables[value]};")
         self.lines += [
             "template <class Fragment>",
             f"struct Compute{index} {{",

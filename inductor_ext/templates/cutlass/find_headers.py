@@ -51,10 +51,10 @@ def find(cutlass_dir: str | os.PathLike[str] | None = None) -> Headers:
         exc.MissingToolchainError: they are not found, or too old.
     """
     if cutlass_dir is None:
-        part = components.probe("cutlass")
-        part.require()
-        assert part.path is not None
-        root, install = pathlib.Path(part.path), CUTLASS_INSTALL
+        component = components.probe("cutlass")
+        component.require()
+        assert component.path is not None
+        root, install = pathlib.Path(component.path), CUTLASS_INSTALL
     else:
         root = pathlib.Path(cutlass_dir).absolute()
         install = f"give a checkout of CUTLASS as cutlass_dir, or none and {CUTLASS_INSTALL}"
@@ -67,11 +67,11 @@ def find(cutlass_dir: str | os.PathLike[str] | None = None) -> Headers:
     if not all(numbers):
         raise _missing(f"{file} states no version", install)
     major, minor, patch = (int(number[1]) for number in numbers if number)
-    found = Headers(root, (major, minor, patch))
-    if found.version < LOWEST:
-        least = ".".join(map(str, LOWEST))
-        raise _missing(f"{root} has CUTLASS {found.release}, and {least} is needed", install)
-    return found
+    headers = Headers(root, (major, minor, patch))
+    if headers.version < LOWEST:
+        lowest = ".".join(map(str, LOWEST))
+        raise _missing(f"{root} has CUTLASS {headers.release}, and {lowest} is needed", install)
+    return headers
 
 
 _NUMBERS = ("MAJOR", "MINOR", "PATCH")

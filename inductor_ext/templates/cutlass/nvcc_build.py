@@ -101,12 +101,12 @@ class Toolchain:
             exc.MissingToolchainError: there is no nvcc, no C++ compiler for it, or no CUTLASS.
         """
         nvcc, cxx = components.probe("nvcc"), components.probe("cxx")
-        for part in (nvcc, cxx):
-            part.require()
+        for component in (nvcc, cxx):
+            component.require()
         assert nvcc.path is not None
         assert cxx.path is not None
-        known = find_headers.find(cutlass_dir)
-        return cls(nvcc.path, nvcc.version or "", known, cxx.path, _runtime(nvcc.path))
+        headers = find_headers.find(cutlass_dir)
+        return cls(nvcc.path, nvcc.version or "", headers, cxx.path, _runtime(nvcc.path))
 
     def link(self, source: Source, folder: pathlib.Path, scratch: pathlib.Path) -> None:
         """Link both halves to a relocatable object and a shared object.
@@ -121,17 +121,19 @@ class Toolchain:
         """
         cubin, host = scratch / FILES["cubin"], scratch / "host.o"
         (scratch / "cubin.s").write_text(_EMBEDDED.format(file=cubin))
-        kept = [f"--keep-global-symbol=inductor_ext_{name}" for name in ("workspace_size", "run")]
+        symbol_flags = [
+            f"--keep-global-symbol=inductor_ext_{name}" for name in ("workspace_size", "run")
+        ]
         # Each kernel has its own CUDA runtime, so make the runtime's symbols local. Resolve COMDAT
         # section groups here: the linker would otherwise merge them with equally named groups of
         # other objects.
         relocatable = [self.cxx, "-r", "-nostdlib", "-Wl,--force-group-allocation"]
-        whole = [host, scratch / "cubin.o", self.runtime]
+        objects = [host, scratch / "cubin.o", self.runtime]
         library = ["-shared", "-o", folder / FILES["library"], folder / OBJECT]
         for command in (
             [self.cxx, "-c", "-o", scratch / "cubin.o", scratch / "cubin.s"],
-            [*relocatable, "-o", scratch / "whole.o", *whole],
-            ["objcopy", *kept, scratch / "whole.o", folder / OBJECT],
+            [*relocatable, "-o", scratch / "whole.o", *objects],
+            ["objcopy", *symbol_flags, scratch / "whole.o", folder / OBJECT],
             [self.cxx, *library, "-ldl", "-lrt", "-lpthread"],
         ):
             with start_compiler([*map(str, command)], scratch, "link.log") as process:
@@ -157,7 +159,7 @@ def _runtime(nvcc: str) -> pathlib.Path:
     Raises:
         exc.MissingToolchainError: it is not in any of them.
     """
-    told = subprocess.run(
+    dryrun = subprocess.run(
         [nvcc, "--dryrun", "-shared", "-o", "x.so", "x.o"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -165,7 +167,7 @@ def _runtime(nvcc: str) -> pathlib.Path:
         errors="replace",
         check=False,
     )
-    for folder in re.findall(r'"?-L([^"\s]+)', told.stderr):
+    for folder in re.findall(r'"?-L([^"\s]+)', dryrun.stderr):
         file = pathlib.Path(folder, "libcudart_static.a")
         if file.is_file():
             return file
@@ -179,7 +181,7 @@ def _runtime(nvcc: str) -> pathlib.Path:
 def _flags(source: Source, half: Half) -> list[str]:
     """Return nvcc's arguments, without paths."""
     target = source.architecture
-    found = [
+    flags = [
         "-std=c++17",
         "-O3",
         "-DNDEBUG",
@@ -188,12 +190,12 @@ def _flags(source: Source, half: Half) -> list[str]:
         # CUTLASS annotates defaulted functions, which nvcc warns about.
         "-diag-suppress=20012",
     ]
-    first = source.text.partition("\n")[0]
-    if first.startswith(FLAGS):
-        found += first.removeprefix(FLAGS).split()
+    first_line = source.text.partition("\n")[0]
+    if first_line.startswith(FLAGS):
+        flags += first_line.removeprefix(FLAGS).split()
     if half == "device":
-        return [*found, "-DINDUCTOR_EXT_DEVICE", "-cubin"]
-    return [*found, "-c", "-Xcompiler=-fPIC,-fvisibility=hidden"]
+        return [*flags, "-DINDUCTOR_EXT_DEVICE", "-cubin"]
+    return [*flags, "-c", "-Xcompiler=-fPIC,-fvisibility=hidden"]
 
 
 def _halves(kind: Kind) -> tuple[Half, ...]:
@@ -206,18 +208,18 @@ def key(source: Source, kind: Kind = "library") -> str:
     The nvcc and CUTLASS versions are not part of it, so that a cached kernel is used with any other
     toolchain, or without one.
     """
-    told = [str(_FORMAT), platform.machine(), source.name, source.text]
+    fields = [str(_FORMAT), platform.machine(), source.name, source.text]
     for half in _halves(kind):
-        told += _flags(source, half)
-    return _digest(told)
+        fields += _flags(source, half)
+    return _digest(fields)
 
 
 def _failure_key(source: Source, toolchain: Toolchain, kind: Kind) -> str:
     return _digest([key(source, kind), toolchain.version, toolchain.headers.release])
 
 
-def _digest(told: Sequence[str]) -> str:
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()
+def _digest(fields: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(fields).encode()).hexdigest()
 
 
 def is_built(
@@ -261,12 +263,12 @@ def built(
         folder = stack.enter_context(store.get(key(source, kind)))
         if folder is None:
             toolchain = toolchain or Toolchain.find()
-            made = _make(source, store, toolchain, kind, limit)
+            files = _make(source, store, toolchain, kind, limit)
             folder = stack.enter_context(store.get(key(source, kind)))
             if folder is None:
                 # The store is not writable.
                 folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                for name, content in made.items():
+                for name, content in files.items():
                     (folder / name).write_bytes(content)
         yield folder / FILES[kind]
 
@@ -301,18 +303,18 @@ def build_all(
     missing = [source for source in sources if not is_built(source, store, kind=kind)]
     if not missing:
         return {}
-    found = toolchain or Toolchain.find()
+    tools = toolchain or Toolchain.find()
 
-    def one(source: Source) -> tuple[str, exc.KernelBuildError] | None:
+    def build_one(source: Source) -> tuple[str, exc.KernelBuildError] | None:
         try:
-            build(source, store, found, kind, limit)
+            build(source, store, tools, kind, limit)
         except exc.KernelBuildError as error:
             return source.name, error
         return None
 
     # These threads only wait for nvcc; `build_slot` limits the number of builds.
     with concurrent.futures.ThreadPoolExecutor(max(1, min(len(missing), 64))) as pool:
-        return dict(filter(None, pool.map(one, missing)))
+        return dict(filter(None, pool.map(build_one, missing)))
 
 
 def _make(
@@ -329,30 +331,30 @@ def _make(
     Raises:
         exc.KernelBuildError: see `built`.
     """
-    failed = _failure_key(source, toolchain, kind)
+    failure_key = _failure_key(source, toolchain, kind)
     with store.lock(key(source, kind)):
-        with store.get(failed) as folder:
+        with store.get(failure_key) as folder:
             if folder is not None:
                 raise _error(source, (folder / _FAILURE).read_text(encoding="utf-8"))
         if is_built(source, store, kind=kind):
             return {}
         with build_slot(store, limit), store.publish(key(source, kind)) as folder:
-            begun = time.monotonic()
+            start = time.monotonic()
             (folder / "kernel.cu").write_text(source.text, encoding="utf-8")
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 try:
                     _build(source, toolchain, kind, folder, pathlib.Path(scratch))
-                except _Refused as refused:
-                    failure = str(refused)
-                    with store.publish(failed) as kept:
-                        (kept / _FAILURE).write_text(failure, encoding="utf-8")
+                except _Refused as error:
+                    failure = str(error)
+                    with store.publish(failure_key) as failure_folder:
+                        (failure_folder / _FAILURE).write_text(failure, encoding="utf-8")
                     raise _error(source, failure) from None
             details = {
                 "name": source.name,
                 "architecture": source.architecture,
                 "nvcc": toolchain.version,
                 "cutlass": toolchain.headers.release,
-                "seconds": round(time.monotonic() - begun, 1),
+                "seconds": round(time.monotonic() - start, 1),
             }
             (folder / DETAILS).write_text(json.dumps(details), encoding="utf-8")
             return {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -383,9 +385,9 @@ def _build(
                 str(folder / "kernel.cu"),
             ]
             # Each nvcc has its own folder for temporary files, removed with `scratch`.
-            place = scratch / half
-            place.mkdir()
-            halves[half] = stack.enter_context(start_compiler(command, place, "log"))
+            half_scratch = scratch / half
+            half_scratch.mkdir()
+            halves[half] = stack.enter_context(start_compiler(command, half_scratch, "log"))
         for half, process in halves.items():
             if process.wait():
                 output = (scratch / half / "log").read_text("utf-8", "replace")

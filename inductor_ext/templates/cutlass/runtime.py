@@ -42,8 +42,8 @@ class Launcher:
 
     def _filled(self, head: Head, rest: tuple[float, ...]) -> Any:
         memory = self._memory()
-        at = ctypes.addressof(memory)
-        self._pack(memory, 0, *head, at + launch.OPERANDS_AT, at + self._scalars_at, *rest)
+        base = ctypes.addressof(memory)
+        self._pack(memory, 0, *head, base + launch.OPERANDS_AT, base + self._scalars_at, *rest)
         return memory
 
     def __call__(self, stream: int, workspace: int, head: Head, *rest: float) -> None:
@@ -135,13 +135,13 @@ def load(name: str, architecture: str, text: str, *, operands: int, scalars: int
     key = nvcc_build.key(source)
     with _lock:
         if key not in _libraries:
-            kept = store()
+            artifacts = store()
             try:
-                with nvcc_build.built(source, kept) as file:
+                with nvcc_build.built(source, artifacts) as file:
                     _libraries[key] = ctypes.CDLL(str(file))
             except exc.MissingToolchainError as error:
                 raise exc.MissingKernelError(
-                    kernel=name, folder=kept.folder, why=f"it cannot be built here: {error}"
+                    kernel=name, folder=artifacts.folder, why=f"it cannot be built here: {error}"
                 ) from None
     return Launcher(_libraries[key], name, operands, scalars)
 

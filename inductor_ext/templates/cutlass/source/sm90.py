@@ -73,11 +73,11 @@ def collectives(config: CutlassConfig, rendered: Rendered, problem: str) -> str:
         "warpspecialized_cooperative": "TmaWarpSpecializedCooperative",
     }[config.mainloop]
     fast = "FP8FastAccum" if config.fast_accumulation else ""
-    stored = schedule
+    epilogue_schedule = schedule
     if not config.grouped:
         # Epilogue schedules of non-grouped kernels have no pingpong variant: one warpgroup stores,
         # or two cooperate.
-        stored = schedule.removesuffix("Pingpong")
+        epilogue_schedule = schedule.removesuffix("Pingpong")
     scheduler = "StreamKScheduler" if config.scheduler == "stream_k" else "PersistentScheduler"
     if config.grouped:
         scheduler = "GroupScheduler"
@@ -105,7 +105,7 @@ using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBui
     cutlass::epilogue::collective::EpilogueTileAuto, {CPP_TYPES[config.accumulator]}, {compute},
     {CPP_TYPES[config.c]}, {d}{pointer}, {align_c},
     {CPP_TYPES[config.d]}, {d}{pointer}, {align_d},
-    cutlass::epilogue::{grouped}{stored}, Fusion>::CollectiveOp;
+    cutlass::epilogue::{grouped}{epilogue_schedule}, Fusion>::CollectiveOp;
 
 using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp,

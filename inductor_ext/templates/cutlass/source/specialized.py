@@ -57,22 +57,22 @@ def render_specialized(config: CutlassConfig, rendered: Rendered, epilogue: Epil
         c_strides = f"strides<typename Kernel::StrideC>({operand})"
     splits = "  given.scheduler.splits = call.splits;\n" if config.scheduler == "stream_k" else ""
     converter = "" if epilogue.packed is None else conversion(config, epilogue.packed)
-    declared = transpose = sizes = scales = scaled = parameter = ""
+    scales_struct = transpose = sizes = scales = scale_arguments = parameter = ""
     launches = _RUN_PLAIN
     if epilogue.scales is not None:
         scale_type, index = CPP_TYPES[config.b], str(3 + epilogue.scales)
-        declared, transpose, sizes, launches = (
+        scales_struct, transpose, sizes, launches = (
             fill(text, TYPE=scale_type, INDEX=index, GROUP=str(config.group))
             for text in (SCALES, TRANSPOSE, TRANSPOSED, RUN_SCALED)
         )
         parameter = ", void* workspace"
-        scaled = (
+        scale_arguments = (
             f",\n       transposed.to, {{_1{{}}, transposed.pitch, int64_t(0)}}, {config.group}"
         )
         scales = "  Scales const transposed = scales(call, workspace);\n"
     return f"""{HALVES}{includes(config)}{converter}{CALL}{PROLOGUE}{
         collectives(config, rendered, "Shape<int, int, int, int>")
-    }{declared}{DEVICE}{transpose}{HOST}{LAUNCH}{STRIDES}{sizes}
+    }{scales_struct}{DEVICE}{transpose}{HOST}{LAUNCH}{STRIDES}{sizes}
 typename Kernel::Arguments arguments(Call const& call{parameter}) {{
   Operand const& a = call.tensors[0];
   Operand const& b = call.tensors[1];
@@ -82,7 +82,7 @@ typename Kernel::Arguments arguments(Call const& call{parameter}) {{
       {{call.m, call.n, call.k, call.batch}},
       {{static_cast<{element(config.a)} const*>(a.data), strides<typename Kernel::StrideA>(a),
        static_cast<{CPP_TYPES[config.b]} const*>(b.data), strides<typename Kernel::StrideB>(b){
-        scaled
+        scale_arguments
     }}},
       {{{rendered.arguments},
        {c_pointer}, {c_strides},
