@@ -162,8 +162,8 @@ class GemmConfig:
         TMA loads a tile of both weights at once, wherever they are in memory. They are adjacent
         along N if K is contiguous in both.
         """
-        joined = self.tma and not self.swap and problem.b.layout == "column"
-        return problem.epilogue.gated and joined
+        adjacent = self.tma and not self.swap and problem.b.layout == "column"
+        return problem.epilogue.gated and adjacent
 
     def product_n(self, problem: GemmProblem) -> int:
         """Return the columns of one matmul as the tensor cores see it."""
@@ -212,8 +212,8 @@ class GemmConfig:
         if template.direct:
             elements = 2 * self.block_m + self.columns_at_once
             operands = elements * self.block_k // (self.threads * 4)
-        rest = 24 if template.stationary else 64
-        return min(255, self.accumulator_registers + operands + rest)
+        overhead = 24 if template.stationary else 64
+        return min(255, self.accumulator_registers + operands + overhead)
 
     @property
     def cta_registers(self) -> int:
@@ -241,8 +241,8 @@ class GemmConfig:
             return 0
         column = size_of(ceiling(self.block_k, dequant.group), dequant.scale_dtype)
         weights = 2 if problem.epilogue.gated else 1
-        copied = max(self.block_n * max(4, column), 4 * self.threads * weights)
-        return copied * (2 if dequant.zero_points else 1)
+        scale_bytes = max(self.block_n * max(4, column), 4 * self.threads * weights)
+        return scale_bytes * (2 if dequant.zero_points else 1)
 
     def extra_bytes(self, problem: GemmProblem) -> int:
         """Return the bytes of shared memory in addition to the stages.
@@ -280,9 +280,9 @@ class GemmConfig:
         """
         columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
         sums = self.split_k > 1 or self.stream_k
-        stored = problem.accumulator if sums else problem.kernel_stores
-        extra = size_of(self.block_m * columns, stored)
-        if DTYPE_BITS[stored] <= 16:
+        dtype = problem.accumulator if sums else problem.kernel_stores
+        extra = size_of(self.block_m * columns, dtype)
+        if DTYPE_BITS[dtype] <= 16:
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
         if not self.flatten and not self.warp_specialize:
             extra = max(0, extra - self.stages * self.stage_bytes(problem))

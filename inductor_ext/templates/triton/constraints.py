@@ -64,14 +64,14 @@ def _prologue_words(problem: GemmProblem) -> str:
 @_constraint()
 def _check_capability(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """The device has the instructions that the template needs."""
-    needed = TEMPLATES[config.template].capability
+    capability = TEMPLATES[config.template].capability
     for feature, is_used in (("TMA", config.tma), ("dependent launch", config.pdl)):
         if is_used and device.capability < (9, 0):
             return f"{feature} needs compute capability 9.0, and this is {_dotted(device)}"
-    if device.capability < needed:
+    if device.capability < capability:
         return (
-            f"{config.template} needs compute capability {needed[0]}.{needed[1]}, and this is "
-            f"{_dotted(device)}"
+            f"{config.template} needs compute capability {capability[0]}.{capability[1]}, and "
+            f"this is {_dotted(device)}"
         )
     return None
 
@@ -156,9 +156,9 @@ def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> s
         # strip.
         if value & (value - 1) and not (stationary and name == "block_n"):
             return f"{name} is {value}, not a power of two"
-    for name, most in _MOST.items():
-        if getattr(config, name) > most:
-            return f"{name} is {getattr(config, name)}, which is more than {most}"
+    for name, limit in _MOST.items():
+        if getattr(config, name) > limit:
+            return f"{name} is {getattr(config, name)}, which is more than {limit}"
     return None
 
 
@@ -168,17 +168,17 @@ def _check_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> str 
     fewer. A side has at most 256 elements, the limit of a TMA box; 512 along K without TMA. Larger
     tiles do not fit anyway.
     """
-    least_k = least_block_k(problem)
-    for name, value, least in (
+    min_k = least_block_k(problem)
+    for name, value, minimum in (
         ("block_m", config.block_m, 16),
         ("block_n", config.block_n, 32 if problem.epilogue.gated else 16),
-        ("block_k", config.block_k, least_k),
+        ("block_k", config.block_k, min_k),
     ):
-        if value < least:
-            return f"{name} is {value}, and tensor cores need {least}"
-        most = 512 if name == "block_k" and not config.tma else 256
-        if value > most:
-            return f"{name} is {value}, and a tile has at most {most} elements there"
+        if value < minimum:
+            return f"{name} is {value}, and tensor cores need {minimum}"
+        maximum = 512 if name == "block_k" and not config.tma else 256
+        if value > maximum:
+            return f"{name} is {value}, and a tile has at most {maximum} elements there"
     return None
 
 
@@ -204,9 +204,9 @@ def _check_warpgroups(problem: GemmProblem, config: GemmConfig, device: Device) 
 @_constraint(*_TENSOR_CORES)
 def _check_shared_memory(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """The CTA's shared memory does not exceed the opt-in limit per block."""
-    needed = config.shared_memory(problem)
-    if needed > device.shared_memory:
-        return f"needs {needed} bytes of shared memory, and a block may have {device.shared_memory}"
+    size = config.shared_memory(problem)
+    if size > device.shared_memory:
+        return f"needs {size} bytes of shared memory, and a block may have {device.shared_memory}"
     return None
 
 
@@ -227,17 +227,17 @@ def _check_registers(problem: GemmProblem, config: GemmConfig, device: Device) -
     operands pass through registers as well, they need as many again, so the limit is halved:
     without tensor cores, and where elements are loaded one by one. The latter are limited, too.
     """
-    needed, gathered = config.accumulator_registers, config.gathered(problem)
-    most = MOST_ACCUMULATORS
+    accumulators, gathered = config.accumulator_registers, config.gathered(problem)
+    limit = MOST_ACCUMULATORS
     if problem.arithmetic == "fma" or gathered:
-        most //= 2
-    if gathered and needed + gathered > MOST_GATHERED:
+        limit //= 2
+    if gathered and accumulators + gathered > MOST_GATHERED:
         return (
-            f"a thread has {needed} accumulators and loads {gathered} elements one by one; "
+            f"a thread has {accumulators} accumulators and loads {gathered} elements one by one; "
             f"beyond {MOST_GATHERED} spills"
         )
-    if needed > most:
-        return f"{needed} registers a thread hold accumulators; beyond {most} spills"
+    if accumulators > limit:
+        return f"{accumulators} registers a thread hold accumulators; beyond {limit} spills"
     if config.cta_registers > device.registers_sm:
         return (
             f"a CTA needs some {config.cta_registers} registers, and an SM has "
@@ -326,22 +326,22 @@ def _check_pipeline(problem: GemmProblem, config: GemmConfig, device: Device) ->
 def _check_padding(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """A tile is not so large that half of it or more is padding, except for the smallest tile."""
     cores = TEMPLATES[config.template].tensor_cores
-    least = 16 if cores else 1
-    least_m = least_n = least
+    minimum = 16 if cores else 1
+    min_m = min_n = minimum
     if config.template in _PERSISTENT_TMA:
-        least_m, least_n = (16, 64) if config.swap else (64, 16)
+        min_m, min_n = (16, 64) if config.swap else (64, 16)
     elif config.swap:
-        least_n = 64
+        min_n = 64
     if problem.epilogue.gated:
-        least_n = max(least_n, 32)
-    for name, block, size, smallest in (
-        ("block_m", config.block_m, problem.rows, least_m),
-        ("block_n", config.block_n, max(problem.parts, default=problem.n), least_n),
+        min_n = max(min_n, 32)
+    for name, block, size, min_block in (
+        ("block_m", config.block_m, problem.rows, min_m),
+        ("block_n", config.block_n, max(problem.parts, default=problem.n), min_n),
         ("block_k", config.block_k, problem.k, least_block_k(problem) if cores else 1),
     ):
         if name == "block_n" and problem.epilogue.gated:
             size *= 2
-        if block > max(smallest, next_power_of_two(size)):
+        if block > max(min_block, next_power_of_two(size)):
             return f"{name} is {block} for a size of {size}: more than half would be padding"
     return None
 
@@ -446,7 +446,9 @@ CONSTRAINTS: Mapping[str, Constraint] = types.MappingProxyType(
 
 @functools.cache
 def _checks(template: str) -> tuple[Check, ...]:
-    return tuple(value.check for value in CONSTRAINTS.values() if template in value.templates)
+    return tuple(
+        constraint.check for constraint in CONSTRAINTS.values() if template in constraint.templates
+    )
 
 
 def why_not(problem: GemmProblem, config: GemmConfig, device: Device) -> list[str]:

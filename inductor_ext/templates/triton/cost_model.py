@@ -175,8 +175,8 @@ class Case:
         )
         self.rest_bytes = problem.fused_bytes + problem.bytes_written
         if problem.quantized:
-            scaled = problem.m * problem.columns
-            self.rest_bytes += scaled * (self.out_bits - DTYPE_BITS[problem.stored]) // 8
+            elements = problem.m * problem.columns
+            self.rest_bytes += elements * (self.out_bits - DTYPE_BITS[problem.stored]) // 8
         # Two operations per reduction: abs and max.
         self.pointwise = problem.epilogue.pointwise + 2 * problem.epilogue.reductions
         norm = problem.norm and problem.norm.kind
@@ -232,10 +232,10 @@ def _predict(case: Case, config: GemmConfig, c: Constants) -> Prediction:
     occupancy = config.occupancy(problem, device)
     steps = config.k_steps(problem)
     units = config.units(problem)
-    most = -(-units // device.sms)
-    per_sm = max(1.0, units / device.sms) if config.stream_k else most
+    max_per_sm = -(-units // device.sms)
+    per_sm = max(1.0, units / device.sms) if config.stream_k else max_per_sm
     rounds = -(-units // (device.sms * occupancy))
-    resident = min(occupancy, most)
+    resident = min(occupancy, max_per_sm)
 
     # A flattened or warp-specialized loop fills its pipeline once, other kernels in each wave of
     # CTAs.
@@ -265,22 +265,22 @@ def _predict(case: Case, config: GemmConfig, c: Constants) -> Prediction:
         launch += c.store_descriptor
     if case.standardizes:
         launch += rounds * _statistics_time(case, config, c, resident)
-    busy = compute + epilogue
-    together = blend((busy, memory), c)
+    sm_time = compute + epilogue
+    kernel_time = blend((sm_time, memory), c)
     if TEMPLATES[config.template].tensor_cores and stages_ahead(case, config, c) < 1:
         # Without prefetching, a CTA's loads do not overlap its multiplications, but other CTAs of
         # the SM do.
-        together += (busy + memory - together) / occupancy
+        kernel_time += (sm_time + memory - kernel_time) / occupancy
     # Keep infinity: the difference above would be NaN.
-    total = math.inf if math.isinf(busy) else launch + together + reduction
+    total = math.inf if math.isinf(sm_time) else launch + kernel_time + reduction
     return Prediction(compute, memory, epilogue, reduction, launch, total)
 
 
 def _statistics_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> float:
     """Return the microseconds of the first pass over the rows of the tiles resident on an SM."""
     elements = resident * config.block_m * case.problem.k
-    moved = elements * case.a_bits / 8 / c.l2_rate
-    return c.latency + (moved + elements * c.standardize / (case.fma_rate / 2)) * 1e6
+    load_time = elements * case.a_bits / 8 / c.l2_rate
+    return c.latency + (load_time + elements * c.standardize / (case.fma_rate / 2)) * 1e6
 
 
 def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> float:
@@ -296,41 +296,41 @@ def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> fl
     if case.converts_a and case.converts_b:
         operations += m * k * c.beside * (1 + c.lonely / (warps * resident))
     elif case.converts_a:
-        repeated = warps * _WARP_TILE / m**2 - 1 if tensor_cores else 0.0
-        operations += m * k * (c.normalize + c.handed * max(0.0, repeated))
+        redundancy = warps * _WARP_TILE / m**2 - 1 if tensor_cores else 0.0
+        operations += m * k * (c.normalize + c.handed * max(0.0, redundancy))
     if case.standardizes:
-        alone = not tensor_cores or warpgroup_mma(case.problem, config, case.device)
+        exclusive = not tensor_cores or warpgroup_mma(case.problem, config, case.device)
         # Warps are arranged along N, each with at least 16 rows.
-        operations += m * k * c.standardize * (1.0 if alone else max(1.0, 16 * warps / m))
+        operations += m * k * c.standardize * (1.0 if exclusive else max(1.0, 16 * warps / m))
     if not tensor_cores:
         operations += (m + n) * k  # Conversion to float32.
     elif config.gathers(case.problem):
         operations += (m + n) * k * c.gather
     # The FLOP rate counts a multiply-add as two operations.
-    others = operations / (case.fma_rate / 2)
+    overhead = operations / (case.fma_rate / 2)
     if TEMPLATES[config.template].stationary:
         # The warps' accumulators of each strip are exchanged through shared memory.
-        others += 2 * warps * m * n * 4 / c.l2_rate
+        overhead += 2 * warps * m * n * 4 / c.l2_rate
     if not tensor_cores:
-        return (2 * m * n * k / (case.fma_rate * c.fma) + others) * 1e6
+        return (2 * m * n * k / (case.fma_rate * c.fma) + overhead) * 1e6
 
     rate = case.rate / (1 + c.warps / (warps * resident))
     old_rate = rate * (c.old_mma if case.both_mma else 1.0)
     if case.problem.arithmetic == "fma":
         old_rate = rate * c.fma
     if warpgroup_mma(case.problem, config, case.device):
-        multiplied = m * n * (1 + c.edge / config.product_n(case.problem)) / rate
+        mma_time = m * n * (1 + c.edge / config.product_n(case.problem)) / rate
         if case.problem.prologue is not None:
-            multiplied /= c.changed
+            mma_time /= c.changed
     else:
         # Gate and up projection are two matmuls.
         matmuls = 2 if case.problem.epilogue.gated else 1
         # The warps of a direct kernel compute the same tile.
         side_by_side = 1 if TEMPLATES[config.template].direct else warps
-        multiplied = max(m * n, matmuls * side_by_side * _WARP_TILE) / old_rate
+        mma_time = max(m * n, matmuls * side_by_side * _WARP_TILE) / old_rate
     if case.converts_a:
-        multiplied += max(m * m, warps * _WARP_TILE) / old_rate
-    return (2 * k * multiplied + others) * 1e6
+        mma_time += max(m * m, warps * _WARP_TILE) / old_rate
+    return (2 * k * mma_time + overhead) * 1e6
 
 
 _WARP_TILE = 16 * 8
@@ -340,19 +340,19 @@ compute the same elements redundantly."""
 
 def epilogue_time(case: Case, config: GemmConfig, c: Constants) -> float:
     """Return the microseconds from a tile's last step along K to its end, if alone on an SM."""
-    alone = not TEMPLATES[config.template].tensor_cores
-    folded = config.block_m * config.block_n * c.folding if alone else 0.0
+    uses_fma = not TEMPLATES[config.template].tensor_cores
+    fold_time = config.block_m * config.block_n * c.folding if uses_fma else 0.0
     if config.split_k > 1:
-        return folded + config.block_m * config.block_n * 4 / c.l2_rate * 1e6
-    return folded + _tile_epilogue_time(case, config, c)
+        return fold_time + config.block_m * config.block_n * 4 / c.l2_rate * 1e6
+    return fold_time + _tile_epilogue_time(case, config, c)
 
 
 def _tile_epilogue_time(case: Case, config: GemmConfig, c: Constants) -> float:
     """Return the microseconds of a tile's epilogue and store."""
     elements = int(config.block_m * config.block_n * case.columns_share)
-    stored = elements * case.out_bits / 8 / _width(case.store_bytes, c)
-    moved = (stored + elements * case.matrix_bytes) / c.l2_rate
-    return (moved + elements * case.pointwise / (case.fma_rate / 2)) * 1e6
+    output_bytes = elements * case.out_bits / 8 / _width(case.store_bytes, c)
+    l2_time = (output_bytes + elements * case.matrix_bytes) / c.l2_rate
+    return (l2_time + elements * case.pointwise / (case.fma_rate / 2)) * 1e6
 
 
 def _width(bytes_a_thread: float, c: Constants) -> float:
@@ -387,9 +387,9 @@ def _memory_time(
         latency = c.latency / max(1.0, stages_ahead(case, config, c))
     if config.gathers(case.problem):
         latency += c.rows * (config.block_m + config.block_n) / config.consumer_warps
-    waiting = sm_steps * latency / resident
+    latency_time = sm_steps * latency / resident
     dram = dram_bytes(case, config, c, occupancy) / (case.device.bandwidth * c.stream) * 1e6
-    return blend((dram, l2, waiting), c)
+    return blend((dram, l2, latency_time), c)
 
 
 def blend(times: tuple[float, ...], c: Constants) -> float:
@@ -422,24 +422,26 @@ def dram_bytes(case: Case, config: GemmConfig, c: Constants, occupancy: int) -> 
     again, unless L2 retains them.
     """
     problem, device = case.problem, case.device
-    retained = c.l2_share * device.l2
+    l2_capacity = c.l2_share * device.l2
     slots = device.sms * occupancy
     along_m = -(-problem.rows // config.block_m)
     along_n = tiles_along_n(problem, config.block_n)
     group = min(config.group_m, along_m)
     slab = min(problem.rows, group * config.block_m) * problem.k * case.a_bits / 8
-    a_again = max(0.0, along_n * group * config.split_k / slots - 1) * max(0.0, 1 - retained / slab)
+    a_reloads = max(0.0, along_n * group * config.split_k / slots - 1) * max(
+        0.0, 1 - l2_capacity / slab
+    )
     matrix = problem.n * problem.k * case.b_bits / 8
     sweeps = min(-(-along_m // group), max(1.0, along_m * along_n * config.split_k / slots))
-    b_again = (sweeps - 1) * max(0.0, 1 - retained / matrix)
+    b_reloads = (sweeps - 1) * max(0.0, 1 - l2_capacity / matrix)
     if config.stream_k:
         # Stream-K work starts at arbitrary positions along K, so CTAs of one row or column of tiles
         # do not read the same data at the same time.
-        missed = max(0.0, 1 - retained / (problem.a_bytes + problem.b_bytes))
-        a_again = max(a_again, missed * (along_n - 1))
-        b_again = max(b_again, missed * (along_m - 1))
-    a = problem.a_bytes * case.a_waste * (1 + a_again)
-    b = problem.b_bytes * case.b_waste * (1 + b_again)
+        miss_rate = max(0.0, 1 - l2_capacity / (problem.a_bytes + problem.b_bytes))
+        a_reloads = max(a_reloads, miss_rate * (along_n - 1))
+        b_reloads = max(b_reloads, miss_rate * (along_m - 1))
+    a = problem.a_bytes * case.a_waste * (1 + a_reloads)
+    b = problem.b_bytes * case.b_waste * (1 + b_reloads)
     return a + b + case.rest_bytes
 
 
@@ -452,21 +454,23 @@ def reduction_time(case: Case, config: GemmConfig, c: Constants) -> float:
     if config.one_launch:
         tile = config.block_m * config.block_n
         loads = ceiling(config.split_k * tile, _LOADS_IN_FLIGHT * config.threads)
-        once = loads * c.latency + config.split_k * tile * 4 / c.l2_rate * 1e6
-        last = _tile_epilogue_time(case, config, c)
-        return c.fused_gap + (once + last) * ceiling(config.tiles(problem), device.sms)
+        load_time = loads * c.latency + config.split_k * tile * 4 / c.l2_rate * 1e6
+        tile_epilogue = _tile_epilogue_time(case, config, c)
+        return c.fused_gap + (load_time + tile_epilogue) * ceiling(
+            config.tiles(problem), device.sms
+        )
     sums = config.split_k * problem.outputs * problem.m * problem.n * 4
-    spilled = max(0.0, sums - c.l2_share * device.l2)
-    moved = sums / (c.sums_rate * device.sms) + 2 * spilled / device.bandwidth
-    return moved * 1e6 + (c.dependent_gap if config.pdl else c.gap)
+    spill_bytes = max(0.0, sums - c.l2_share * device.l2)
+    transfer_time = sums / (c.sums_rate * device.sms) + 2 * spill_bytes / device.bandwidth
+    return transfer_time * 1e6 + (c.dependent_gap if config.pdl else c.gap)
 
 
 def _exchange_time(config: GemmConfig, c: Constants) -> float:
     """Return the microseconds for a CTA to write the accumulators of one tile and to add another
     CTA's accumulators to those of one tile.
     """
-    moved = 2 * config.block_m * config.block_n * 4 / c.l2_rate * 1e6
-    return moved + 2 * c.fused_gap + c.latency
+    transfer_time = 2 * config.block_m * config.block_n * 4 / c.l2_rate * 1e6
+    return transfer_time + 2 * c.fused_gap + c.latency
 
 
 _LOADS_IN_FLIGHT = 128
@@ -484,8 +488,8 @@ def _row_amax_time(case: Case, config: GemmConfig, c: Constants) -> float:
     total = c.gap + maxima / (c.sums_rate * device.sms) * 1e6
     if problem.quantized:
         elements = problem.m * problem.columns
-        read, written = elements * case.out_bits / 8, size_of(elements, problem.stored)
-        spilled = max(0.0, read - c.l2_share * device.l2)
-        total += c.gap + (read / (c.l2_rate * device.sms)) * 1e6
-        total += (spilled + written) / device.bandwidth * 1e6
+        read_bytes, write_bytes = elements * case.out_bits / 8, size_of(elements, problem.stored)
+        spill_bytes = max(0.0, read_bytes - c.l2_share * device.l2)
+        total += c.gap + (read_bytes / (c.l2_rate * device.sms)) * 1e6
+        total += (spill_bytes + write_bytes) / device.bandwidth * 1e6
     return total

@@ -140,7 +140,7 @@ def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str
         return not equal(operand.get_stride()[0], 0)
 
     # The tensor's stride of a dimension of size 1 is arbitrary.
-    one = equal(k if problem.a.layout == "column" else m, 1)
+    is_unit = equal(k if problem.a.layout == "column" else m, 1)
     facts = {
         "PERSISTENT": TEMPLATES[config.template].persistent,
         "EVEN_M": multiple_of(m, config.block_m),
@@ -149,7 +149,7 @@ def _facts(problem: GemmProblem, config: GemmConfig, a: Any, b: Any) -> dict[str
         "BATCHED": len(a.get_size()) == 3,
         "A_BATCHED": batched(a),
         "B_BATCHED": batched(b),
-        "A_LEADING": problem.a.leading if one else 0,
+        "A_LEADING": problem.a.leading if is_unit else 0,
     }
     if _is_unknown(n):
         facts["EVEN_N"] = multiple_of(n, config.block_n)

@@ -62,22 +62,22 @@ def rank(
             for config in candidates(problem, device)
             if not config.warp_specialize
         ),
-        key=lambda ranked: ranked[1].total,
+        key=lambda candidate: candidate[1].total,
     )
     if not predictions:
         return []
-    slowest = _WORTH * predictions[0][1].total
-    worth = [ranked for ranked in _distinct(predictions) if ranked[1].total <= slowest]
-    return _diverse(_quick_to_build(problem, worth), limit, per_template)
+    cutoff = _WORTH * predictions[0][1].total
+    selection = [candidate for candidate in _distinct(predictions) if candidate[1].total <= cutoff]
+    return _diverse(_quick_to_build(problem, selection), limit, per_template)
 
 
-def _diverse(worth: Sequence[Ranked], limit: int, per_template: int | None) -> list[Ranked]:
+def _diverse(ranking: Sequence[Ranked], limit: int, per_template: int | None) -> list[Ranked]:
     """Return at most `limit` configurations, of which few are alike, as `rank` describes."""
     counts: dict[object, int] = {}
     selected: list[int] = []
     # Apply all limits first; then relax them one by one, the least important first.
     for bounds in range(4, -1, -1):
-        for index, (config, prediction) in enumerate(worth):
+        for index, (config, prediction) in enumerate(ranking):
             if len(selected) == limit or math.isinf(prediction.total):
                 break
             if index in selected:
@@ -94,12 +94,12 @@ def _diverse(worth: Sequence[Ranked], limit: int, per_template: int | None) -> l
             limits = shares[:bounds]
             if per_template is not None:
                 limits.append((("template", config.template), per_template))
-            if any(counts.get(key, 0) >= most for key, most in limits):
+            if any(counts.get(key, 0) >= bound for key, bound in limits):
                 continue
             selected.append(index)
             for key, _ in shares:
                 counts[key] = counts.get(key, 0) + 1
-    return [worth[index] for index in sorted(selected)]
+    return [ranking[index] for index in sorted(selected)]
 
 
 def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = DEFAULT) -> bool:
@@ -119,13 +119,15 @@ def prologue_pays(problem: GemmProblem, device: Device, constants: Constants = D
     """
     if problem.prologue is None:
         return True
-    separate = [
-        prediction.total + constants.gap + constants.start + moved / device.bandwidth * 1e6
-        for remaining, moved in without_prologue(problem)
-        for _, prediction in rank(remaining, device, 1, constants=constants)
+    separate_times = [
+        prediction.total + constants.gap + constants.start + pass_bytes / device.bandwidth * 1e6
+        for unfused, pass_bytes in without_prologue(problem)
+        for _, prediction in rank(unfused, device, 1, constants=constants)
     ]
-    together = rank(problem, device, 1, constants=constants)
-    return all(prediction.total <= other for _, prediction in together for other in separate)
+    fused_kernels = rank(problem, device, 1, constants=constants)
+    return all(
+        prediction.total <= time for _, prediction in fused_kernels for time in separate_times
+    )
 
 
 def without_prologue(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
@@ -134,14 +136,14 @@ def without_prologue(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
     """
     norm, dequant = problem.norm, problem.dequant
     if norm is not None:
-        remaining = None if dequant is None else Prologue(dequant=dequant)
-        moved = 2 * size_of(problem.m * problem.k, problem.a.dtype)
-        yield dataclasses.replace(problem, prologue=remaining), moved
+        prologue = None if dequant is None else Prologue(dequant=dequant)
+        pass_bytes = 2 * size_of(problem.m * problem.k, problem.a.dtype)
+        yield dataclasses.replace(problem, prologue=prologue), pass_bytes
     if dequant is not None:
-        remaining = None if norm is None else Prologue(norm)
+        prologue = None if norm is None else Prologue(norm)
         b = Operand.of(problem.a.dtype, (problem.k, problem.n), problem.b.strides)
-        plain = dataclasses.replace(problem, operation="mm", b=b, prologue=remaining)
-        yield plain, problem.b_bytes + plain.b_bytes
+        matmul = dataclasses.replace(problem, operation="mm", b=b, prologue=prologue)
+        yield matmul, problem.b_bytes + matmul.b_bytes
 
 
 def _distinct(predictions: Iterable[Ranked]) -> Iterator[Ranked]:
@@ -159,15 +161,15 @@ def _quick_to_build(problem: GemmProblem, predictions: Sequence[Ranked]) -> list
     """Drop configurations that ptxas unrolls for seconds if another kernel with the same tile,
     which it does not unroll, takes at most 1 % longer.
     """
-    quick: dict[tuple[int, int], float] = {}
+    tile_times: dict[tuple[int, int], float] = {}
     for config, prediction in predictions:
         if not _is_unrolled(problem, config):
-            quick.setdefault((config.block_m, config.block_n), prediction.total)
+            tile_times.setdefault((config.block_m, config.block_n), prediction.total)
     return [
         (config, prediction)
         for config, prediction in predictions
         if not _is_unrolled(problem, config)
-        or quick.get((config.block_m, config.block_n), math.inf) > 1.01 * prediction.total
+        or tile_times.get((config.block_m, config.block_n), math.inf) > 1.01 * prediction.total
     ]
 
 

@@ -64,9 +64,9 @@ def candidates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     # For a small M copying b takes longer than the matmul.
     if problem.rows > _SKINNY_ROWS and problem.realigned != problem:
         for config in _of_all_templates(problem.realigned, device):
-            copying = dataclasses.replace(config, realign="copy")
-            if legal(problem, copying, device):
-                yield copying
+            copy_config = dataclasses.replace(config, realign="copy")
+            if legal(problem, copy_config, device):
+                yield copy_config
 
 
 def _of_all_templates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
@@ -100,48 +100,54 @@ def _shape(
 
 
 def _staged(
-    config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
+    config: GemmConfig, problem: GemmProblem, device: Device, max_stages: int, count: int
 ) -> Iterator[GemmConfig]:
-    """Yield the `count` deepest pipelines of 2 to `most` stages that fit; nothing if none fits."""
+    """Yield the `count` deepest pipelines of 2 to `max_stages` that fit; nothing if none fits."""
     if config.gathers(problem):
-        most = 2
+        max_stages = 2
     elif not config.flatten:
-        most = min(most, max(2, config.k_steps(problem)))
-    deeper = (dataclasses.replace(config, stages=stages) for stages in range(most, 1, -1))
-    fit = (staged for staged in deeper if staged.shared_memory(problem) <= device.shared_memory)
-    yield from itertools.islice(fit, count)
+        max_stages = min(max_stages, max(2, config.k_steps(problem)))
+    pipelines = (dataclasses.replace(config, stages=stages) for stages in range(max_stages, 1, -1))
+    feasible = (
+        pipeline
+        for pipeline in pipelines
+        if pipeline.shared_memory(problem) <= device.shared_memory
+    )
+    yield from itertools.islice(feasible, count)
 
 
 def _crowded(
-    config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
+    config: GemmConfig, problem: GemmProblem, device: Device, max_stages: int, count: int
 ) -> Iterator[GemmConfig]:
     """Yield what `_staged` yields and, for each higher occupancy, the deepest pipeline that reaches
     it.
 
     With a short K, a higher occupancy lets other CTAs multiply while one starts or finishes.
     """
-    highest = 0
-    for staged in _staged(config, problem, device, most, most):
-        resident = staged.occupancy(problem, device)
-        if count > 0 or resident > highest:
-            yield staged
-        count, highest = count - 1, max(highest, resident)
+    max_occupancy = 0
+    for pipeline in _staged(config, problem, device, max_stages, max_stages):
+        occupancy = pipeline.occupancy(problem, device)
+        if count > 0 or occupancy > max_occupancy:
+            yield pipeline
+        count, max_occupancy = count - 1, max(max_occupancy, occupancy)
 
 
 def _stored(
-    config: GemmConfig, problem: GemmProblem, device: Device, most: int, count: int
+    config: GemmConfig, problem: GemmProblem, device: Device, max_stages: int, count: int
 ) -> Iterator[GemmConfig]:
     """Yield pipelines with both kinds of stores; with TMA stores only the deepest."""
-    yield from _staged(config, problem, device, most, count)
+    yield from _staged(config, problem, device, max_stages, count)
     if TEMPLATES[config.template].tma_store and not config.swap:
-        yield from _staged(dataclasses.replace(config, tma_store=True), problem, device, most, 1)
+        yield from _staged(
+            dataclasses.replace(config, tma_store=True), problem, device, max_stages, 1
+        )
 
 
 def _k_blocks(problem: GemmProblem, factors: Iterable[int]) -> list[int]:
     """Return block_k values: multiples of 128 bytes of a, one row of swizzled shared memory."""
     unit = 1024 // DTYPE_BITS[problem.a.dtype]
-    most = max(least_block_k(problem), next_power_of_two(problem.k))
-    return sorted({min(unit * factor, most, 256) for factor in factors})
+    limit = max(least_block_k(problem), next_power_of_two(problem.k))
+    return sorted({min(unit * factor, limit, 256) for factor in factors})
 
 
 def _warps(m: int, n: int, rows: int = 128) -> list[int]:
@@ -153,22 +159,22 @@ Tile = tuple[int, int, bool]
 """Sides of a tile as the tensor cores see it, and whether operands are swapped."""
 
 
-def _tiles(problem: GemmProblem, device: Device, long: Iterable[int]) -> list[Tile]:
+def _tiles(problem: GemmProblem, device: Device, widths: Iterable[int]) -> list[Tile]:
     """Return tiles for the sizes of a problem.
 
-    For a small M a tile covers all of M, with one of `long` along N, and also with swapped operands
-    if there are warpgroup instructions (64 rows). Otherwise `_TILES`, limited to the width of the
-    output.
+    For a small M a tile covers all of M, with one of `widths` along N, and also with swapped
+    operands if there are warpgroup instructions (64 rows). Otherwise `_TILES`, limited to the width
+    of the output.
     """
     columns = max(problem.parts, default=problem.n) * (2 if problem.epilogue.gated else 1)
-    widest = max(32 if problem.epilogue.gated else 16, next_power_of_two(columns))
+    max_width = max(32 if problem.epilogue.gated else 16, next_power_of_two(columns))
     if problem.rows > _SKINNY_ROWS:
-        return list(dict.fromkeys((m, min(n, widest), False) for m, n in _TILES))
-    short = max(16, next_power_of_two(problem.rows))
-    sides = list(dict.fromkeys(min(side, widest) for side in long))
-    tiles = [(short, side, False) for side in sides]
+        return list(dict.fromkeys((m, min(n, max_width), False) for m, n in _TILES))
+    height = max(16, next_power_of_two(problem.rows))
+    unique_widths = list(dict.fromkeys(min(width, max_width) for width in widths))
+    tiles = [(height, width, False) for width in unique_widths]
     if device.capability >= (9, 0):
-        tiles += [(side, short, True) for side in long if side >= 64]
+        tiles += [(width, height, True) for width in widths if width >= 64]
     return tiles
 
 
@@ -201,8 +207,8 @@ def _persistent_tma(
                 if not flatten or _flattens(problem, shape, device):
                     yield from _stored(shape, problem, device, 6, 2)
                 if not flatten and not specialized and _streams(problem, shape, device):
-                    streamed = dataclasses.replace(shape, stream_k=True)
-                    yield from _stored(streamed, problem, device, 6, 2)
+                    stream_k_config = dataclasses.replace(shape, stream_k=True)
+                    yield from _stored(stream_k_config, problem, device, 6, 2)
 
 
 _IDLE = 0.04
@@ -221,8 +227,8 @@ def _flattens(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
     It cannot if every CTA has one tile. Nor if gate and up projection are two matmuls: these took
     up to twice as long on an H200, since their flattened loop is not pipelined as one.
     """
-    one = not problem.epilogue.gated or config.joins(problem)
-    return one and config.tiles(problem) > device.sms
+    single_matmul = not problem.epilogue.gated or config.joins(problem)
+    return single_matmul and config.tiles(problem) > device.sms
 
 
 def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[int]:
@@ -244,18 +250,18 @@ def _divided(
     reduction.
     """
     for splits in _splits(problem, config, device)[:count]:
-        divided = dataclasses.replace(config, split_k=splits)
-        yield divided
+        split = dataclasses.replace(config, split_k=splits)
+        yield split
         if splits > 1:
-            yield dataclasses.replace(divided, one_launch=True)
+            yield dataclasses.replace(split, one_launch=True)
 
 
 def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     """Yield configurations for a small M, or a long K with few tiles."""
     skinny = problem.rows <= _SKINNY_ROWS
-    few = ceiling(problem.rows, 128) * tiles_along_n(problem, 128) < device.sms
+    few_tiles = ceiling(problem.rows, 128) * tiles_along_n(problem, 128) < device.sms
     mixed = name == "mixed"
-    if not skinny and not few and not mixed:
+    if not skinny and not few_tiles and not mixed:
         return
     pdl = device.capability >= (9, 0)
     tma = [True, False] if pdl and problem.tma_obstacle is None and not mixed else [False]
@@ -271,8 +277,8 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
                     shape = _shape(
                         name, problem, m, n, k, warps=warps, swap=swap, tma=by_tma, pdl=pdl
                     )
-                    for divided in _divided(problem, shape, device):
-                        yield from _staged(divided, problem, device, 6, 2)
+                    for split in _divided(problem, shape, device):
+                        yield from _staged(split, problem, device, 6, 2)
 
 
 _LONG = 16384
@@ -292,22 +298,22 @@ def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
     pdl = device.capability >= (9, 0)
     rows = max(16, next_power_of_two(problem.rows))
     bits = DTYPE_BITS[problem.b.dtype]
-    longest = max(least_block_k(problem), next_power_of_two(problem.k))
-    widest = max(32 if problem.epilogue.gated else 16, next_power_of_two(problem.n))
-    least, most = _STEP_BYTES
+    max_k = max(least_block_k(problem), next_power_of_two(problem.k))
+    max_n = max(32 if problem.epilogue.gated else 16, next_power_of_two(problem.n))
+    min_bytes, max_bytes = _STEP_BYTES
     # Warps are arranged along N, each with at least 8 columns of each matmul.
     matmuls = 2 if problem.epilogue.gated else 1
-    for n in sorted({min(side, widest) for side in (16, 32, 64, 128)}):
-        for k in sorted({min(depth, longest) for depth in (64, 128, 256, 512)}):
+    for n in sorted({min(width, max_n) for width in (16, 32, 64, 128)}):
+        for k in sorted({min(depth, max_k) for depth in (64, 128, 256, 512)}):
             size = n * k * bits // 8
-            if size > most or (size < least and n < widest and k < longest):
+            if size > max_bytes or (size < min_bytes and n < max_n and k < max_k):
                 continue
             for warps in (2, 4) if n <= 64 else (4,):
                 if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps * matmuls:
                     continue
                 shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
-                for divided in _divided(problem, shape, device):
-                    yield from _staged(divided, problem, device, 4, 2)
+                for split in _divided(problem, shape, device):
+                    yield from _staged(split, problem, device, 4, 2)
 
 
 def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
@@ -315,8 +321,8 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
         return
     pdl = device.capability >= (9, 0)
     rows = next_power_of_two(problem.rows)
-    longest = next_power_of_two(problem.k)
-    widest = next_power_of_two(max(problem.parts, default=problem.n))
+    max_k = next_power_of_two(problem.k)
+    max_n = next_power_of_two(max(problem.parts, default=problem.n))
     # If the 16 bytes of a row of a that a thread loads are those that it multiplies by its elements
     # of b, no layout conversion is needed: a step along K is then one load of all threads.
     vector = 128 // DTYPE_BITS[problem.a.dtype]
@@ -325,7 +331,7 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
             tiles = [(n, k) for n in (16, 32, 64) for k in (64, 128, 256)]
         else:
             tiles = [(n, vector * 32 * warps) for n in (2, 4, 8, 16)]
-        for n, k in dict.fromkeys((min(n, widest), min(k, longest)) for n, k in tiles):
+        for n, k in dict.fromkeys((min(n, max_n), min(k, max_k)) for n, k in tiles):
             shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
             yield from _divided(problem, shape, device, count=3)
 
@@ -361,17 +367,19 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
     matmuls = 2 if problem.epilogue.gated else 1
     strips = sum(ceiling(part, STRIP) for part in problem.parts or (problem.n,)) // matmuls
     for warps, depth in itertools.product((4, 8), (128, 256)):
-        splits, rest = divmod(problem.k, warps * depth)
-        if rest or splits < 2:
+        splits, remainder = divmod(problem.k, warps * depth)
+        if remainder or splits < 2:
             continue
         rows = 8 if problem.rows <= 8 else 16
         shape = _shape(name, problem, rows, STRIP, warps * depth, warps=warps, pdl=pdl)
         shape = dataclasses.replace(shape, split_k=splits, one_launch=True)
         occupancy = shape.occupancy(problem, device)
-        most = MOST_SUMS * shape.threads // (rows * matmuls) // STRIP
+        max_strips = MOST_SUMS * shape.threads // (rows * matmuls) // STRIP
         for resident in dict.fromkeys((occupancy, next_power_of_two(occupancy + 1) // 2)):
             strips_per_cta = ceiling(strips, max(1, resident * device.sms // splits))
-            yield dataclasses.replace(shape, block_n=STRIP * min(strips_per_cta, most) * matmuls)
+            yield dataclasses.replace(
+                shape, block_n=STRIP * min(strips_per_cta, max_strips) * matmuls
+            )
 
 
 def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:

@@ -74,11 +74,11 @@ class Counters:
 
     def _cut(self, count: int) -> torch.Tensor | None:
         """Return unused counters; None if too few are left."""
-        whole = -(-count // _LINE) * _LINE
+        size = -(-count // _LINE) * _LINE
         with self._lock:
-            if whole > self._free.numel():
+            if size > self._free.numel():
                 return None
-            counters, self._free = self._free[:whole], self._free[whole:]
+            counters, self._free = self._free[:size], self._free[size:]
         return counters
 
 
@@ -98,7 +98,7 @@ def counters(index: int) -> Counters:
 
     # Generated code may be loaded under a fake tensor mode.
     with _disable_current_modes():
-        allocated = Counters(device, current)
+        gpu_counters = Counters(device, current)
     # Another stream may use the counters first.
     torch.cuda.current_stream(device).synchronize()
-    return allocated
+    return gpu_counters

@@ -35,11 +35,11 @@ def _check_gemv(problem: GemmProblem, config: GemmConfig, device: Device) -> str
     if config.block_m < problem.rows:
         return f"gemv takes all {problem.rows} rows in one tile, and block_m is {config.block_m}"
     a, b = DTYPE_BITS[problem.a.dtype], DTYPE_BITS[problem.b.dtype]
-    loaded = (config.block_m * a + config.block_n * b) * config.block_k // 32 // config.threads
+    operands = (config.block_m * a + config.block_n * b) * config.block_k // 32 // config.threads
     products = config.block_m * config.block_n * config.block_k // config.threads
-    if loaded > 64 or products > 128:
+    if operands > 64 or products > 128:
         return (
-            f"a thread would hold {loaded} registers of operands and {products} of products; 64 "
+            f"a thread would hold {operands} registers of operands and {products} of products; 64 "
             "and 128 are free"
         )
     return None

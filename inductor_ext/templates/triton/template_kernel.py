@@ -50,8 +50,8 @@ class _Render(PartialRender):
         lines = super().code.strip().split("\n")
         text = "\n".join(["", *(line if line.strip() else "" for line in lines), ""])
         name = str(Placeholder.KERNEL_NAME)
-        own = text.replace(f"def {name}(", f"def {self.function}(")
-        return f"{own}\n{name} = {self.function}\n" if own != text else text
+        source = text.replace(f"def {name}(", f"def {self.function}(")
+        return f"{source}\n{name} = {self.function}\n" if source != text else text
 
 
 class GemmKernel(TritonTemplateKernel):
@@ -126,8 +126,8 @@ class GemmKernel(TritonTemplateKernel):
         placeholder = super().store_output(*args, **kwargs)
         self.meta = meta
         if self.meta.get("TMA_STORE"):
-            stored = self.render_hooks[placeholder]
-            self.render_hooks[placeholder] = lambda: self._by_tma(stored())
+            hook = self.render_hooks[placeholder]
+            self.render_hooks[placeholder] = lambda: self._by_tma(hook())
         return placeholder
 
     def _by_tma(self, code: str) -> str:

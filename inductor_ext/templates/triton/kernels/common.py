@@ -353,8 +353,8 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "ACC_TYPE": "tl.int32" if problem.accumulator == "int32" else "tl.float32",
         "ALLOW_TF32": problem.tf32,
     }
-    for i in range(1, len(parts)):
-        constants[f"FIRST_TILE_{i}"] = sum(tiles[:i])
+    for index in range(1, len(parts)):
+        constants[f"FIRST_TILE_{index}"] = sum(tiles[:index])
     return constants
 
 

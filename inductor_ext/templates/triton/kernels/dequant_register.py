@@ -254,13 +254,13 @@ def _axes() -> tuple[str, ...]:
     Triton distributes threads along the contiguous dimension first, then along the others: from the
     first one on up to version 3.6, from the last one on since 3.7.
     """
-    others = ("lane_k", "lane", "warp", "rest")
+    axes = ("lane_k", "lane", "warp", "rest")
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         version = "3.7"
     newer = tuple(int(part) for part in version.split(".")[:2]) >= (3, 7)
-    return (*(reversed(others) if newer else others), "element")
+    return (*(reversed(axes) if newer else axes), "element")
 
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
