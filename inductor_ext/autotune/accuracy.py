@@ -90,17 +90,17 @@ def _roundoff(dtype: str) -> float:
     return float(torch.finfo(getattr(torch, dtype)).eps) / 2
 
 
-def error(found: torch.Tensor, exact: torch.Tensor, scale: float) -> float:
-    """Return the largest |found - exact| / (|exact| + scale); infinity for non-finite results.
+def error(output: torch.Tensor, exact: torch.Tensor, scale: float) -> float:
+    """Return the largest |output - exact| / (|exact| + scale); infinity for non-finite results.
 
     Args:
-        found: any dtype; a bool is whether the value is positive.
+        output: any dtype; a bool is whether the value is positive.
         exact: of the same shape, finite.
         scale: added to the magnitude of each element; above 0.
     """
-    wide = found.to(exact.dtype)
-    if found.dtype is torch.bool:
-        wide = torch.where(found == (exact > 0), exact, torch.zeros_like(exact))
+    wide = output.to(exact.dtype)
+    if output.dtype is torch.bool:
+        wide = torch.where(output == (exact > 0), exact, torch.zeros_like(exact))
     # NaN propagates through abs, the division and amax.
     largest = float(((wide - exact).abs() / (exact.abs() + scale)).amax())
     return largest if math.isfinite(largest) else math.inf
@@ -112,8 +112,8 @@ def _scale(exact: torch.Tensor, usual: float) -> float:
     A few elements may all be small by chance. `usual` is the typical value: programs are built so
     that matmul results have variance 1, or fill the integer range.
     """
-    found = float(exact.square().mean().sqrt())
-    return found if exact.numel() >= 256 else max(found, usual)
+    rms = float(exact.square().mean().sqrt())
+    return rms if exact.numel() >= 256 else max(rms, usual)
 
 
 def sampled_rows(problem: GemmProblem) -> list[int]:
@@ -200,49 +200,49 @@ class Verifier:
 
     def _error(self, index: int, output: torch.Tensor) -> float:
         exact = self._exact[index]
-        found = output if self._all_rows else select(output, self._dimension, self._rows)
-        if found.shape != exact.shape:
+        values = output if self._all_rows else select(output, self._dimension, self._rows)
+        if values.shape != exact.shape:
             return math.inf
-        return error(found, exact, self._scales[index])
+        return error(values, exact, self._scales[index])
 
     def _judge(self, errors: Sequence[float]) -> str | None:
-        for index, (found, allowed) in enumerate(zip(errors, self._allowed, strict=True)):
-            if found > allowed:
-                return self._words(index, found, "float64", allowed)
+        for index, (largest, allowed) in enumerate(zip(errors, self._allowed, strict=True)):
+            if largest > allowed:
+                return self._words(index, largest, "float64", allowed)
         return None
 
     def _compare(self, outputs: Sequence[torch.Tensor]) -> str | None:
         for index, (output, stock) in enumerate(zip(outputs, self._stock, strict=False)):
             allowed = 2 * self._allowed[index]
             # Process chunks, because a whole output in float32 may be large.
-            found = max(
+            largest = max(
                 _difference(a, b, self._scales[index])
                 for a, b in zip(output.split(ROWS), stock.split(ROWS), strict=True)
             )
-            if found > allowed:
-                return self._words(index, found, "Inductor", allowed)
+            if largest > allowed:
+                return self._words(index, largest, "Inductor", allowed)
         return None
 
-    def _words(self, index: int, found: float, against: str, allowed: float) -> str:
-        which = f" in output {index}" if len(self._exact) > 1 else ""
-        if math.isinf(found):
-            return f"wrong: NaN, infinity or another shape{which}"
-        return f"wrong: error {found:.2g}{which} against {against}, allowed {allowed:.2g}"
+    def _words(self, index: int, largest: float, against: str, allowed: float) -> str:
+        location = f" in output {index}" if len(self._exact) > 1 else ""
+        if math.isinf(largest):
+            return f"wrong: NaN, infinity or another shape{location}"
+        return f"wrong: error {largest:.2g}{location} against {against}, allowed {allowed:.2g}"
 
     def _poison(self) -> None:
-        kept = []
+        buffers = []
         for exact in self._exact:
             elements = exact.numel() // len(self._rows) * self._problem.m
             size = size_of(elements, self._problem.stored)
             # NaN in every float format, and -1 in integers.
-            kept.append(torch.full((size,), 0xFF, dtype=torch.uint8, device=exact.device))
+            buffers.append(torch.full((size,), 0xFF, dtype=torch.uint8, device=exact.device))
 
 
-def _difference(found: torch.Tensor, stock: torch.Tensor, scale: float) -> float:
+def _difference(output: torch.Tensor, stock: torch.Tensor, scale: float) -> float:
     """Return the error against Inductor's output; for bools, the fraction that differs."""
-    if found.dtype is torch.bool:
-        return float((found != stock).to(torch.float32).mean())
-    return error(found, stock.to(torch.float32), scale)
+    if output.dtype is torch.bool:
+        return float((output != stock).to(torch.float32).mean())
+    return error(output, stock.to(torch.float32), scale)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,12 +34,12 @@ run."""
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled variant."""
+    """A compiled candidate."""
 
     call: Callable[..., Sequence[Any]]
     """Takes the inputs of the program and returns its outputs."""
     key: str
-    """Equal for variants with the same generated code."""
+    """Equal for candidates with the same generated code."""
 
 
 class BenchmarkBackend(Protocol):
@@ -55,13 +55,13 @@ class BenchmarkBackend(Protocol):
         """Return the context in which all other methods are called."""
 
     def compile(
-        self, variants: Sequence[Candidate], starting: Callable[[int], None]
+        self, candidates: Sequence[Candidate], starting: Callable[[int], None]
     ) -> Sequence[Compiled | Exception]:
-        """Compile variants; return the exception for a variant that fails.
+        """Compile candidates; return the exception for a candidate that fails.
 
         Args:
-            variants: of any problems.
-            starting: called with the index of a variant before work on it begins.
+            candidates: of any problems.
+            starting: called with the index of a candidate before work on it begins.
         """
 
     def stopwatch(
@@ -107,7 +107,7 @@ class Report:
 def run(
     jobs: Sequence[Job], bench: BenchmarkBackend, budget: float, notify: Notify
 ) -> Generator[Report, None, None]:
-    """Run jobs one after the other, after compiling the variants of all jobs.
+    """Run jobs one after the other, after compiling the candidates of all jobs.
 
     Args:
         jobs: of different problems.
@@ -121,20 +121,20 @@ def run(
     Raises:
         exc.TuningFaultError: a candidate has broken the device for this process.
     """
-    variants = [(job.problem, config) for job in jobs for config in (None, *job.configs)]
+    candidates = [(job.problem, config) for job in jobs for config in (None, *job.configs)]
     owner = [index for index, job in enumerate(jobs) for _ in (None, *job.configs)]
     with bench.prepared():
         compiled = iter(
-            bench.compile(variants, lambda index: notify(owner[index], variants[index][1]))
+            bench.compile(candidates, lambda index: notify(owner[index], candidates[index][1]))
         )
         for index, job in enumerate(jobs):
             stock = next(compiled)
-            own = {config: next(compiled) for config in job.configs}
-            begun = time.perf_counter()
+            by_config = {config: next(compiled) for config in job.configs}
+            start = time.perf_counter()
             trial = _Trial(job, bench, lambda config, index=index: notify(index, config))  # type: ignore[misc]
-            chosen, reason = trial.run(stock, own, budget)
-            seconds = time.perf_counter() - begun
-            yield Report(job.problem, chosen, trial.timings(), reason, seconds)
+            selected, reason = trial.run(stock, by_config, budget)
+            seconds = time.perf_counter() - start
+            yield Report(job.problem, selected, trial.timings(), reason, seconds)
 
 
 class _Trial:
@@ -147,22 +147,22 @@ class _Trial:
         self.taken: dict[Config | None, float] = {}
 
     def timings(self) -> tuple[Timing, ...]:
-        found = [
+        timings = [
             Timing(config, self.taken.get(config), self.failures.get(config))
             for config in (None, *self.job.configs)
         ]
-        return (*found, *self.job.dropped)
+        return (*timings, *self.job.dropped)
 
     def run(
         self,
         stock: Compiled | Exception,
-        own: dict[Config, Compiled | Exception],
+        by_config: dict[Config, Compiled | Exception],
         budget: float,
     ) -> tuple[Config | None, str]:
         """Return the chosen configuration and the reason."""
         from inductor_ext.autotune import reference
 
-        candidates = self._distinct(stock, own)
+        candidates = self._distinct(stock, by_config)
         try:
             if isinstance(stock, Exception):
                 raise stock
@@ -196,22 +196,22 @@ class _Trial:
         return None, reason
 
     def _distinct(
-        self, stock: Compiled | Exception, own: dict[Config, Compiled | Exception]
+        self, stock: Compiled | Exception, by_config: dict[Config, Compiled | Exception]
     ) -> dict[Config, Compiled]:
         """Return the candidates that compiled, without duplicates of the same code."""
-        seen: dict[str, str] = {}
+        labels: dict[str, str] = {}
         if isinstance(stock, Compiled):
-            seen[stock.key] = "Inductor (default): the template was not used"
-        found = {}
-        for config, item in own.items():
-            if isinstance(item, Exception):
-                self.failures[config] = f"does not compile: {_words(item)}"
-            elif item.key in seen:
-                self.failures[config] = f"generates the same code as {seen[item.key]}"
+            labels[stock.key] = "Inductor (default): the template was not used"
+        candidates = {}
+        for config, compiled in by_config.items():
+            if isinstance(compiled, Exception):
+                self.failures[config] = f"does not compile: {_words(compiled)}"
+            elif compiled.key in labels:
+                self.failures[config] = f"generates the same code as {labels[compiled.key]}"
             else:
-                seen[item.key] = config_words(config)
-                found[config] = item
-        return found
+                labels[compiled.key] = config_words(config)
+                candidates[config] = compiled
+        return candidates
 
     def _shortage(self, program: Any) -> str | None:
         """Return why memory does not suffice; None if it does."""
@@ -266,8 +266,8 @@ class _Trial:
 
     def _reason(self, verdict: timing.Verdict) -> str:
         if len(self.taken) == 1:
-            some = self.job.configs or self.job.dropped
-            return "no candidates are left" if some else "no template supports it"
+            candidates = self.job.configs or self.job.dropped
+            return "no candidates are left" if candidates else "no template supports it"
         stock = self.taken[None]
         gain, needed = verdict.gain / stock, verdict.needed / stock
         if verdict.index:

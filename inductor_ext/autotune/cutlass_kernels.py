@@ -50,47 +50,47 @@ def can_build() -> bool:
 
 
 def being_built(
-    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
+    candidates: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
 ) -> set[GemmProblem]:
     """Return the problems whose kernels are being built in the background; start builds if needed.
 
     Args:
-        wanted: problems with configurations that are legal for them.
+        candidates: problems with configurations that are legal for them.
         settings: `cutlass_background` (the result is empty without it) and the settings of the
             store.
     """
     if not settings.cutlass_background or missing() is not None:
         return set()
-    sources = _sources(wanted)
-    every = [item for several in sources.values() for item in several]
-    left = set(background_build.build_later(every, runtime.store(settings)))
-    return {problem for problem, several in sources.items() if left & set(several)}
+    sources = _sources(candidates)
+    all_sources = [source for group in sources.values() for source in group]
+    pending = set(background_build.build_later(all_sources, runtime.store(settings)))
+    return {problem for problem, group in sources.items() if pending & set(group)}
 
 
 def unavailable(
-    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
+    candidates: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
 ) -> set[GemmProblem]:
     """Return the problems without a kernel in the store, if none can be built; warn once about it.
 
     Args:
-        wanted: problems with configurations that are legal for them.
+        candidates: problems with configurations that are legal for them.
         settings: the settings of the store are used.
     """
-    place = runtime.store(settings)
-    found = {
+    store = runtime.store(settings)
+    problems = {
         problem
-        for problem, several in _sources(wanted).items()
-        if not any(nvcc_build.is_built(item, place) for item in several)
+        for problem, group in _sources(candidates).items()
+        if not any(nvcc_build.is_built(source, store) for source in group)
     }
-    return set() if not found or can_build() else found
+    return set() if not problems or can_build() else problems
 
 
 def _sources(
-    wanted: Mapping[GemmProblem, Iterable[CutlassConfig]],
+    candidates: Mapping[GemmProblem, Iterable[CutlassConfig]],
 ) -> dict[GemmProblem, list[Source]]:
     return {
         problem: [kernels.source_of(problem, config) for config in configs]
-        for problem, configs in wanted.items()
+        for problem, configs in candidates.items()
     }
 
 
@@ -103,32 +103,32 @@ def generation(settings: Settings) -> str:
     return f"{able}-{hashlib.sha256(there.encode()).hexdigest()[:16]}"
 
 
-def prepare(wanted: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
+def prepare(candidates: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
     """Build the kernels that are not in the store.
 
     Args:
-        wanted: problems with configurations that are legal for them.
+        candidates: problems with configurations that are legal for them.
         settings: the settings of the store are used.
 
     Returns:
         The reason for each kernel that cannot be obtained.
     """
-    sources = {item: kernels.source_of(*item) for item in wanted}
+    sources = {candidate: kernels.source_of(*candidate) for candidate in candidates}
     if not sources:
         return {}
-    different = {source.name: source for source in sources.values()}
-    place = runtime.store(settings)
+    by_name = {source.name: source for source in sources.values()}
+    store = runtime.store(settings)
     try:
-        failed = nvcc_build.build_all(list(different.values()), place)
+        failures = nvcc_build.build_all(list(by_name.values()), store)
     except exc.MissingToolchainError:
         can_build()
         return {
             key: "not built, and the tools to build it are missing"
-            for key, made in sources.items()
-            if not nvcc_build.is_built(made, place)
+            for key, source in sources.items()
+            if not nvcc_build.is_built(source, store)
         }
     return {
-        key: f"failed to build: {failed[made.name].fields['why']}"
-        for key, made in sources.items()
-        if made.name in failed
+        key: f"failed to build: {failures[source.name].fields['why']}"
+        for key, source in sources.items()
+        if source.name in failures
     }

@@ -72,8 +72,8 @@ class Options:
 
     def covers(self, problem: GemmProblem) -> bool:
         """Whether the settings allow CUTLASS kernels for a GEMM."""
-        named = self.operators is None or _OPERATORS[problem.operation] in self.operators
-        return self.wanted and named and problem.m * problem.n * problem.k >= self.least
+        enabled = self.operators is None or _OPERATORS[problem.operation] in self.operators
+        return self.wanted and enabled and problem.m * problem.n * problem.k >= self.least
 
     def has_any(self, problem: GemmProblem, device: Device) -> bool:
         """Whether there are kernels for a GEMM, regardless of whether they may be benchmarked."""
@@ -94,9 +94,9 @@ class Options:
     def candidate_set(self) -> str:
         """Text that identifies the candidate set."""
         launches = (self.limit, self.swizzles, self.level)
-        told = (self.only, *launches, self.tma_only, self.alone, self.flags)
+        fields = (self.only, *launches, self.tma_only, self.alone, self.flags)
         return (
-            f"{template_version('cutlass')}-{hashlib.sha256(repr(told).encode()).hexdigest()[:8]}"
+            f"{template_version('cutlass')}-{hashlib.sha256(repr(fields).encode()).hexdigest()[:8]}"
         )
 
     def rank(self, problem: GemmProblem, device: Device) -> list[tuple[CutlassConfig, float]]:
@@ -116,17 +116,22 @@ class Options:
 def _ranked(
     options: Options, problem: GemmProblem, device: Device
 ) -> tuple[tuple[CutlassConfig, float], ...]:
-    asked = problem if problem.epilogue.tree is None else kernels.of_kernel(problem)
-    found = []
+    kernel_problem = problem if problem.epilogue.tree is None else kernels.of_kernel(problem)
+    candidates = []
     for config, microseconds in rank(
-        asked, device, options.limit, options.only, options.level, tma_only=options.tma_only
+        kernel_problem,
+        device,
+        options.limit,
+        options.only,
+        options.level,
+        tma_only=options.tma_only,
     ):
         launched = options.launched(config)
         if problem.epilogue.tree is None:
-            found.append((launched, microseconds))
+            candidates.append((launched, microseconds))
         elif (rendered := kernels.renderable(problem, launched)) is not None:
-            found.append((rendered, microseconds))
-    return tuple(found)
+            candidates.append((rendered, microseconds))
+    return tuple(candidates)
 
 
 def current() -> Options:

@@ -72,8 +72,8 @@ def backend_enabled(backend: str) -> bool:
     """
     from torch._inductor import config
 
-    named = config.max_autotune_gemm_backends.split(",")
-    return backend in {text.strip().upper() for text in named}
+    backends = config.max_autotune_gemm_backends.split(",")
+    return backend in {text.strip().upper() for text in backends}
 
 
 def may_tune(backend: str) -> bool:
@@ -135,12 +135,12 @@ def decide(
     unique = list(dict.fromkeys(problems))
     rule: Rule | None = context.current().gemm_rule
     if rule is not None:
-        chosen = {problem: rule(problem) for problem in unique}
+        configs = {problem: rule(problem) for problem in unique}
         return {
             problem: Decision(
                 config if config and legal(problem, config, device) else None, "forced"
             )
-            for problem, config in chosen.items()
+            for problem, config in configs.items()
         }
     database = results_db.open_database(settings)
 

@@ -62,14 +62,14 @@ def share_decisions(
                 shared[problem] = _read(store.get(keys[problem]))
     except RuntimeError as error:
         _warn(error)
-    decided = _decide_pending(decide, [problem for problem in pending if problem not in shared])
+    decisions = _decide_pending(decide, [problem for problem in pending if problem not in shared])
     try:
-        for problem, decision in decided.items():
+        for problem, decision in decisions.items():
             offer = json.dumps(json_codec.encode(decision))
             shared[problem] = _read(store.compare_set(keys[problem], "", offer))
     except RuntimeError as error:
         _warn(error)
-    return {**decided, **shared}
+    return {**decisions, **shared}
 
 
 def _decide_pending(decide: Tune, problems: list[GemmProblem]) -> dict[GemmProblem, Decision]:

@@ -76,7 +76,7 @@ _CUTLASS_OPTIONS: dict[str, Any] = {
 
 
 class InductorBench:
-    """Compiles variants with Inductor in this process; times them on a CUDA device."""
+    """Compiles candidates with Inductor in this process; times them on a CUDA device."""
 
     def __init__(self, device: str) -> None:
         """Create a bench without any initialization.
@@ -112,7 +112,7 @@ class InductorBench:
             yield
 
     def compile(
-        self, variants: Sequence[Candidate], starting: Callable[[int], None]
+        self, candidates: Sequence[Candidate], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
         """See `candidate_run.BenchmarkBackend`."""
         from torch._inductor import config as inductor_config
@@ -124,9 +124,11 @@ class InductorBench:
         # Overlaps with code generation.
         self.warm_up()
         traced: dict[GemmProblem, _Traced] = {}
-        codes: list[Any] = [None] * len(variants)
-        for index in sorted(range(len(variants)), key=lambda index: _turn(variants[index])):
-            problem, config = variants[index]
+        codes: list[Any] = [None] * len(candidates)
+        for index in sorted(
+            range(len(candidates)), key=lambda index: _compile_priority(candidates[index])
+        ):
+            problem, config = candidates[index]
             starting(index)
             try:
                 options = _CUTLASS_OPTIONS if isinstance(config, CutlassConfig) else {}
@@ -136,17 +138,17 @@ class InductorBench:
                     codes[index] = _generate(traced[problem])
             except Exception as error:
                 codes[index] = error
-        found: list[Compiled | Exception] = []
+        results: list[Compiled | Exception] = []
         for index, code in enumerate(codes):
             starting(index)
-            found.append(code if isinstance(code, Exception) else _load(*code))
+            results.append(code if isinstance(code, Exception) else _load(*code))
         # A kernel that crashes its compile worker also fails the kernels in the other workers.
-        for index, item in enumerate(found):
-            if isinstance(item, Exception) and _pool_broke(item):
+        for index, result in enumerate(results):
+            if isinstance(result, Exception) and _pool_broke(result):
                 starting(index)
                 _forget_kernels()
-                found[index] = _load(*codes[index])
-        return found
+                results[index] = _load(*codes[index])
+        return results
 
     @contextlib.contextmanager
     def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Iterator[Stopwatch]:
@@ -183,13 +185,13 @@ def cuda_bench(index: int) -> InductorBench:
     return InductorBench(f"cuda:{index}")
 
 
-def _turn(variant: Candidate) -> tuple[int, float]:
+def _compile_priority(candidate: Candidate) -> tuple[int, float]:
     """Sort key: generate the slowest-compiling kernels first (most elements per thread).
 
     A kernel compiles in 0.7 s with 512 elements per thread and in 0.3 s with 128, because ptxas
     unrolls loads.
     """
-    _, config = variant
+    _, config = candidate
     if config is None:
         return 1, 0.0
     if isinstance(config, CutlassConfig):
@@ -212,12 +214,12 @@ def _rule(problem: GemmProblem, config: Config | None) -> decide.Rule:
         tree = epilogue.tree if isinstance(config, CutlassConfig) else None
         return (*sizes, problem.parts, epilogue.gated, epilogue.reductions, prologue, tree)
 
-    return lambda met: config if shape(met) == shape(problem) else None
+    return lambda query: config if shape(query) == shape(problem) else None
 
 
 @dataclass(frozen=True)
 class _Traced:
-    """The program of a problem as a graph; each variant is generated from a copy."""
+    """The program of a problem as a graph; each candidate is generated from a copy."""
 
     problem: GemmProblem
     graph: Any
@@ -229,7 +231,7 @@ class _Traced:
 
 
 def _trace(problem: GemmProblem, device: str) -> _Traced:
-    """Trace a program up to Inductor's post-grad passes, which depend on the variant."""
+    """Trace a program up to Inductor's post-grad passes, which depend on the candidate."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, ir
     from torch._inductor.decomposition import select_decomp_table
@@ -313,12 +315,12 @@ def _untraced() -> Iterator[None]:
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 
-    counted = {name: counter.copy() for name, counter in counters.items()}
-    measured = {name: getattr(metrics, name) for name in metrics.get_metric_fields()}
+    saved_counters = {name: counter.copy() for name, counter in counters.items()}
+    saved_metrics = {name: getattr(metrics, name) for name in metrics.get_metric_fields()}
     try:
         yield
     finally:
         counters.clear()
-        counters.update(counted)
-        for name, value in measured.items():
+        counters.update(saved_counters)
+        for name, value in saved_metrics.items():
             setattr(metrics, name, value)

@@ -19,13 +19,18 @@ def print_table(report: Report, seconds: float, isolated: bool) -> None:
     from torch._inductor import select_algorithm
 
     enabled = inductor_config.max_autotune or inductor_config.max_autotune_gemm
-    shown = inductor_config.autotune_num_choices_displayed
-    if not enabled or not select_algorithm.PRINT_AUTOTUNE or shown == 0 or sys.stderr is None:
+    num_displayed = inductor_config.autotune_num_choices_displayed
+    if (
+        not enabled
+        or not select_algorithm.PRINT_AUTOTUNE
+        or num_displayed == 0
+        or sys.stderr is None
+    ):
         return
     problem = report.problem
     batch = f"{problem.batch}x" if problem.batch > 1 else ""
-    measured = [timing for timing in report.timings if timing.microseconds is not None]
-    measured.sort(key=lambda timing: timing.microseconds or 0.0)
+    timings = [timing for timing in report.timings if timing.microseconds is not None]
+    timings.sort(key=lambda timing: timing.microseconds or 0.0)
     strides = [_strides(operand) for operand in (problem.a, problem.b)]
     sizes = f"{batch}{problem.m}x{problem.k}, {batch}{problem.k}x{problem.n}"
     lines = [
@@ -33,9 +38,9 @@ def print_table(report: Report, seconds: float, isolated: bool) -> None:
         f"strides: {', '.join(strides)}",
         f"dtypes: torch.{problem.a.dtype}, torch.{problem.b.dtype}",
     ]
-    for timing in measured[:shown]:
+    for timing in timings[:num_displayed]:
         milliseconds = (timing.microseconds or 0.0) / 1e3
-        best = (measured[0].microseconds or 0.0) / 1e3
+        best = (timings[0].microseconds or 0.0) / 1e3
         name = (
             f"{problem.operation} (Inductor)"
             if timing.config is None
@@ -46,7 +51,7 @@ def print_table(report: Report, seconds: float, isolated: bool) -> None:
     process = "SubProcess" if isolated else "SingleProcess"
     lines.append(
         f"{process} AUTOTUNE benchmarking takes {report.seconds:.4f} seconds and "
-        f"{max(0.0, seconds - report.seconds):.4f} seconds precompiling for {len(measured)} "
+        f"{max(0.0, seconds - report.seconds):.4f} seconds precompiling for {len(timings)} "
         f"choices: {report.reason}"
     )
     sys.stderr.write("\n".join(lines) + "\n")
@@ -75,8 +80,8 @@ class Progress:
     def show_report(self, report: Report) -> None:
         """Count a problem as finished and clear the line, for the table that follows."""
         self._done += 1
-        measured = [timing for timing in report.timings if timing.microseconds is not None]
-        best = min(measured, key=lambda timing: timing.microseconds or 0.0, default=None)
+        timings = [timing for timing in report.timings if timing.microseconds is not None]
+        best = min(timings, key=lambda timing: timing.microseconds or 0.0, default=None)
         if best is not None:
             self._best = f"{config_words(best.config)} {best.microseconds:.1f} us"
         self._show(problem_words(report.problem))

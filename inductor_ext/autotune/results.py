@@ -119,20 +119,20 @@ class Environment:
 
     def differences(self, here: Environment) -> tuple[str, ...]:
         """Return the differences to another environment, `here`, as text; empty if equal."""
-        found = []
+        differences = []
         if self.device != here.device:
-            found.append(f"measured on {self.device}")
+            differences.append(f"measured on {self.device}")
         elif (self.capability, self.sms) != (here.capability, here.sms):
-            found.append(f"measured on {self.sms} SMs, here {here.sms}")
+            differences.append(f"measured on {self.sms} SMs, here {here.sms}")
         if self.triton != here.triton:
-            found.append(f"with Triton {self.triton}, here {here.triton}")
+            differences.append(f"with Triton {self.triton}, here {here.triton}")
         if self.cuda != here.cuda:
-            found.append(f"with CUDA {self.cuda}, here {here.cuda}")
+            differences.append(f"with CUDA {self.cuda}, here {here.cuda}")
         if self.templates != here.templates:
             there, own = (item.templates.partition("+")[0] for item in (self, here))
-            what = "template versions" if there != own else "CUTLASS settings"
-            found.append(f"with different {what}")
-        return tuple(found)
+            subject = "template versions" if there != own else "CUTLASS settings"
+            differences.append(f"with different {subject}")
+        return tuple(differences)
 
 
 Environments = Callable[[GemmProblem], Environment]
@@ -161,11 +161,15 @@ class TuningResult:
 
     def __post_init__(self) -> None:
         for timing in self.timings:
-            took = timing.microseconds
-            ok = took is None or (math.isfinite(took) and took > 0)
-            require(ok, "entry", "microseconds", took, "a number above 0")
-        chosen = self.config is None or self.decision("cache").microseconds(self.config) is not None
-        require(chosen, "entry", "config", self.config, "one of those that were measured, or null")
+            microseconds = timing.microseconds
+            ok = microseconds is None or (math.isfinite(microseconds) and microseconds > 0)
+            require(ok, "entry", "microseconds", microseconds, "a number above 0")
+        is_measured = (
+            self.config is None or self.decision("cache").microseconds(self.config) is not None
+        )
+        require(
+            is_measured, "entry", "config", self.config, "one of those that were measured, or null"
+        )
         dated = 0 <= self.measured <= _LAST_SECOND
         require(dated, "entry", "measured", self.measured, "seconds since 1970")
 
@@ -232,14 +236,14 @@ def read_table(path: str | os.PathLike[str]) -> list[TuningResult]:
     Raises:
         exc.BadTuningFileError: the file cannot be read, or holds something else.
     """
-    found = []
+    results = []
     for index, value in enumerate(raw_table(path)):
         try:
-            found.append(TuningResult.from_json(value))
+            results.append(TuningResult.from_json(value))
         except exc.BadGemmError as error:
             why = exc.BadGemmError.template.format(**error.fields)
             raise _bad(path, why, f", entry {index + 1}") from None
-    return found
+    return results
 
 
 def raw_table(path: str | os.PathLike[str]) -> list[Any]:

@@ -168,7 +168,7 @@ class TuningDatabase:
             environments: of this process by default.
         """
         here = _environments(device, environments)(problem)
-        found: list[tuple[Any, Source, Any]] = []
+        matches: list[tuple[Any, Source, Any]] = []
         for order, source in enumerate(SOURCES):
             for value in self._load(source, problem):
                 # Rank by the environment only. A complete entry is parsed only if it is the best.
@@ -178,8 +178,8 @@ class TuningDatabase:
                         different = there.differences(here)
                         other = there.device != here.device
                         rank = (other, len(different), order, -value["measured"], different)
-                        found.append((rank, source, value))
-        for (*_, different), source, value in sorted(found, key=lambda x: x[0]):
+                        matches.append((rank, source, value))
+        for (*_, different), source, value in sorted(matches, key=lambda match: match[0]):
             with contextlib.suppress(exc.BadGemmError):
                 entry = TuningResult.from_json(value)
                 usable = entry.config is None or legal(problem, entry.config, device)
@@ -319,30 +319,30 @@ class TuningDatabase:
         """
         here = _environments(device, environments)
         with contextlib.ExitStack() as stack:
-            mine: list[GemmProblem] = []
-            left = list(problems)
-            seen: str | None = None
+            claims: list[GemmProblem] = []
+            pending = list(problems)
+            token: str | None = None
             since = time.monotonic()
-            while left and not mine:
-                before, seen = seen, self._token("measured")
+            while pending and not claims:
+                previous, token = token, self._token("measured")
                 # Whether another process has stored a result, possibly one that this process waits
                 # for.
-                changed = seen != before
+                changed = token != previous
                 late = time.monotonic() - since > self.wait
-                for problem in tuple(left):
+                for problem in tuple(pending):
                     with contextlib.ExitStack() as attempt:
                         owned = self._own(attempt, problem, here(problem)) or late
                         if (owned or changed) and self._exact(problem, device, here):
-                            left.remove(problem)
+                            pending.remove(problem)
                             since = time.monotonic()
                         elif owned:
-                            left.remove(problem)
-                            mine.append(problem)
+                            pending.remove(problem)
+                            claims.append(problem)
                             # Keep the lock only now: a process that waits must not hold any.
                             stack.push(attempt.pop_all())
-                if left and not mine:
+                if pending and not claims:
                     time.sleep(_POLL)
-            yield mine
+            yield claims
 
     def _exact(
         self, problem: GemmProblem, device: Device, environments: Environments | None
@@ -362,19 +362,19 @@ class TuningDatabase:
         return True
 
 
-def _environments(device: Device, given: Environments | None) -> Environments:
-    return given or (lambda problem: Environment.of(device, problem.operation))
+def _environments(device: Device, environments: Environments | None) -> Environments:
+    return environments or (lambda problem: Environment.of(device, problem.operation))
 
 
 @functools.cache
 def _shipped(folder: pathlib.Path) -> dict[str, list[Any]]:
     """Return the entries of the tables in a folder as JSON values, by the key of their problem."""
-    found: dict[str, list[Any]] = {}
+    entries: dict[str, list[Any]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             for value in raw_table(path):
                 key = json.dumps(value["problem"], sort_keys=True, separators=(",", ":"))
-                found.setdefault(key, []).append(value)
+                entries.setdefault(key, []).append(value)
         except (exc.BadTuningFileError, KeyError, TypeError) as error:
             events.warn_once(f"tuning_table:{path}", f"{path} is damaged and ignored: {error}")
-    return found
+    return entries

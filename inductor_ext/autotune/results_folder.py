@@ -119,17 +119,17 @@ class ResultsFolder(SharedFolder):
             changes = {}
             for problem, added in by_problem.items():
                 path = self.path_of(source, problem)
-                newest, became = self._merge_file(path, added)
-                if became["new"] or became["updated"]:
-                    changes[path] = newest, became
+                newest, outcome = self._merge_file(path, added)
+                if outcome["new"] or outcome["updated"]:
+                    changes[path] = newest, outcome
                 else:
-                    count += became
+                    count += outcome
             if changes or self.token(source).endswith(_UNFINISHED):
                 self._renew(source, _UNFINISHED)
                 try:
-                    for path, (newest, became) in changes.items():
+                    for path, (newest, outcome) in changes.items():
                         self._write(path, newest)
-                        count += became
+                        count += outcome
                     # Listing the folder costs more than adding a file.
                     self._until_collected[source] -= len(changes)
                     if self._until_collected[source] < 0:
@@ -169,13 +169,13 @@ class ResultsFolder(SharedFolder):
         newest = merge_results([*before, *added])
         newest.sort(key=lambda entry: (entry.measured, entry.line), reverse=True)
         del newest[_ENVIRONMENTS:]
-        known = {entry.environment for entry in before}
+        environments = {entry.environment for entry in before}
         count: Counter[str] = Counter()
         for entry in added:
             if entry in before or entry not in newest:
                 count["ignored"] += 1
             else:
-                count["updated" if entry.environment in known else "new"] += 1
+                count["updated" if entry.environment in environments else "new"] += 1
         return newest, count
 
     def _write(self, path: pathlib.Path, entries: Iterable[TuningResult]) -> None:

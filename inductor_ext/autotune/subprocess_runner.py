@@ -220,10 +220,10 @@ class _Worker:
     def _next(self, deadline: float) -> dict[str, Any]:
         end = time.monotonic() + deadline
         # Not select, which does not support descriptors above 1023.
-        waiting = select.poll()
-        waiting.register(self._answer, select.POLLIN)
+        poller = select.poll()
+        poller.register(self._answer, select.POLLIN)
         while b"\n" not in self._buffer:
-            if not waiting.poll(1e3 * max(0.0, end - time.monotonic())):
+            if not poller.poll(1e3 * max(0.0, end - time.monotonic())):
                 self.close()
                 raise _WorkerError(f"no result within {deadline:g} s")
             piece = os.read(self._answer, 1 << 16)
@@ -336,20 +336,20 @@ def main() -> None:
         say(done=True)
 
 
-def _answer(request: Mapping[str, Any], say: Callable[..., None]) -> None:
+def _answer(request: Mapping[str, Any], send: Callable[..., None]) -> None:
     module, name = request["bench"]
     bench = getattr(importlib.import_module(module), name)(request["device"])
     jobs = [read(Job, item, "job") for item in request["jobs"]]
-    say(begun=True)
+    send(begun=True)
 
     def notify(index: int, config: Config | None) -> None:
-        say(at=[index, config and config.to_json()])
+        send(at=[index, config and config.to_json()])
 
     with _restored(request["context"]):
         if not jobs:
             bench.warm_up()
         for report in candidate_run.run(jobs, bench, request["budget"], notify):
-            say(report=json_codec.encode(report))
+            send(report=json_codec.encode(report))
 
 
 @contextlib.contextmanager

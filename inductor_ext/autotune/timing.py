@@ -95,27 +95,27 @@ def measure(stopwatch: Stopwatch, count: int, budget: float, seed: int = 0) -> l
     Returns:
         The sample of each candidate; a candidate that was dropped has fewer rounds.
     """
-    began = stopwatch.now()
+    start = stopwatch.now()
 
-    def spent() -> float:
-        return (stopwatch.now() - began) * 1e3
+    def elapsed() -> float:
+        return (stopwatch.now() - start) * 1e3
 
-    _warm_up(stopwatch, lambda: spent() > _WARM_UP_SHARE * budget)
+    _warm_up(stopwatch, lambda: elapsed() > _WARM_UP_SHARE * budget)
     shuffle = random.Random(seed).sample
     times: list[list[float]] = [[] for _ in range(count)]
     alive = list(range(count))
-    for done in range(1, _MOST_ROUNDS + 1):
+    for num_rounds in range(1, _MOST_ROUNDS + 1):
         order = shuffle(alive, len(alive))
-        for index, taken in zip(order, stopwatch.round(order), strict=True):
-            times[index].append(taken)
-        if done < _FEWEST_ROUNDS:
+        for index, microseconds in zip(order, stopwatch.round(order), strict=True):
+            times[index].append(microseconds)
+        if num_rounds < _FEWEST_ROUNDS:
             continue
-        margin = next((margin for rounds, margin in _STAGES if rounds == done), None)
+        margin = next((margin for rounds, margin in _STAGES if rounds == num_rounds), None)
         if margin is not None:
             alive = _ahead(times, alive, margin)
-        if spent() > budget or (done >= _SETTLED_ROUNDS and _settled(times, alive)):
+        if elapsed() > budget or (num_rounds >= _SETTLED_ROUNDS and _settled(times, alive)):
             break
-    return [Sample(tuple(item)) for item in times]
+    return [Sample(tuple(values)) for values in times]
 
 
 def _warm_up(stopwatch: Stopwatch, enough: Callable[[], bool]) -> None:
@@ -177,7 +177,7 @@ def decide(samples: Sequence[Sample], stock: int = 0) -> Verdict:
     best = min(others, key=lambda index: samples[index].microseconds)
     # Pair the rounds that both took part in: a disturbance in a round affects both.
     pairs = zip(samples[stock].times, samples[best].times, strict=False)
-    differences = [theirs - ours for theirs, ours in pairs]
+    differences = [stock_time - candidate_time for stock_time, candidate_time in pairs]
     gain = statistics.median(differences)
     needed = max(TIE * samples[stock].microseconds, 3 * _standard_error(differences))
     return Verdict(best if gain > needed else stock, gain, needed)

@@ -154,23 +154,25 @@ def _run_jobs(
     `reports` receives the report of each finished job, also if an error ends the run.
     """
     progress = Progress(len(jobs))
-    begun = time.perf_counter()
+    start = time.perf_counter()
     runs: list[Generator[Report, None, None]] = []
-    isolated = [job for job in jobs if job.problem in apart]
-    if isolated:
+    isolated_jobs = [job for job in jobs if job.problem in apart]
+    if isolated_jobs:
         runs.append(
-            subprocess_runner.run(isolated, make_bench, index, options.budget, options.deadline)
+            subprocess_runner.run(
+                isolated_jobs, make_bench, index, options.budget, options.deadline
+            )
         )
-    here = [job for job in jobs if job.problem not in apart]
-    if here:
+    local_jobs = [job for job in jobs if job.problem not in apart]
+    if local_jobs:
         bench = make_bench(index)
-        runs.append(candidate_run.run(here, bench, options.budget, progress.show_candidate))
+        runs.append(candidate_run.run(local_jobs, bench, options.budget, progress.show_candidate))
     try:
         for report in itertools.chain(*runs):
             reports.append(report)
             progress.show_report(report)
-            print_table(report, time.perf_counter() - begun, report.problem in apart)
-            begun = time.perf_counter()
+            print_table(report, time.perf_counter() - start, report.problem in apart)
+            start = time.perf_counter()
     finally:
         progress.close()
         # Otherwise the traceback of an error keeps the generators alive, and the contexts that they

@@ -124,7 +124,7 @@ class PlainOperators:
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        named: Any,
+        tensors: Any,
         alpha: float = 1,
         beta: float = 1,
     ) -> torch.Tensor:
@@ -137,20 +137,20 @@ class PlainOperators:
             product = torch._scaled_grouped_mm(
                 a,
                 b,
-                named["scale_a"],
-                named["scale_b"],
-                named["ends"],
+                tensors["scale_a"],
+                tensors["scale_b"],
+                tensors["ends"],
                 out_dtype=self.out,
                 use_fast_accum=fast,
             )
         elif operation == "grouped":
-            product = torch._grouped_mm(a, b, offs=named["ends"], out_dtype=self.out)
+            product = torch._grouped_mm(a, b, offs=tensors["ends"], out_dtype=self.out)
         elif fp8:
             product = torch._scaled_mm(
                 a,
                 b,
-                named["scale_a"],
-                named["scale_b"],
+                tensors["scale_a"],
+                tensors["scale_b"],
                 bias=bias,
                 out_dtype=self.out,
                 use_fast_accum=fast,
@@ -191,34 +191,34 @@ class ExactOperators:
         a: torch.Tensor,
         b: torch.Tensor,
         bias: torch.Tensor | None,
-        named: Any,
+        tensors: Any,
         alpha: float = 1,
         beta: float = 1,
     ) -> torch.Tensor:
         if self.problem.operation == "grouped":
-            product = self._grouped(a, b, named)
+            product = self._grouped(a, b, tensors)
         else:
             product = a @ b
-            if "scale_a" in named:
-                product = product * named["scale_a"] * named["scale_b"]
+            if "scale_a" in tensors:
+                product = product * tensors["scale_a"] * tensors["scale_b"]
         return product if bias is None else alpha * product + beta * bias
 
-    def _grouped(self, a: torch.Tensor, b: torch.Tensor, named: Any) -> torch.Tensor:
-        ends = named["ends"].tolist()
+    def _grouped(self, a: torch.Tensor, b: torch.Tensor, tensors: Any) -> torch.Tensor:
+        ends = tensors["ends"].tolist()
         spans = [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
-        scaled = "scale_a" in named
+        scaled = "scale_a" in tensors
         if self.problem.divided == "n":
             product = torch.cat([a[g] @ b[:, span] for g, span in enumerate(spans)], 1)
             if scaled:
-                counts = named["ends"].diff(prepend=named["ends"].new_zeros(1))
-                rows = named["scale_a"][:, self.rows].repeat_interleave(counts, 0)
-                product = product * rows.t() * named["scale_b"]
+                counts = tensors["ends"].diff(prepend=tensors["ends"].new_zeros(1))
+                rows = tensors["scale_a"][:, self.rows].repeat_interleave(counts, 0)
+                product = product * rows.t() * tensors["scale_b"]
             return product
         if self.problem.divided == "k":
             product = torch.stack([a[:, span] @ b[span] for span in spans])
             if scaled:
                 rows, columns = (
-                    named[name].view(len(spans), -1) for name in ("scale_a", "scale_b")
+                    tensors[name].view(len(spans), -1) for name in ("scale_a", "scale_b")
                 )
                 product = product * rows[:, self.rows, None] * columns[:, None]
             return product
@@ -226,8 +226,8 @@ class ExactOperators:
         for group, span in enumerate(spans):
             own = ((self.rows >= span.start) & (self.rows < span.stop)).nonzero()[:, 0]
             rows = a[own] @ b[group]
-            product[own] = rows * named["scale_b"][group] if scaled else rows
-        return product * named["scale_a"][self.rows, None] if scaled else product
+            product[own] = rows * tensors["scale_b"][group] if scaled else rows
+        return product * tensors["scale_a"][self.rows, None] if scaled else product
 
 
 Operators = PlainOperators | ExactOperators

@@ -66,12 +66,12 @@ class Program:
             tensors: as for `function`.
             rows: indices into M, ascending, on the device of the tensors.
         """
-        named = {}
+        exact_tensors = {}
         for inp, tensor in zip(self.inputs, tensors, strict=True):
-            chosen = select(tensor, -2, rows) if inp.rows else tensor
+            sampled = select(tensor, -2, rows) if inp.rows else tensor
             integer = inp.divided or self._packed(inp)
-            named[inp.name] = chosen if integer else chosen.to(torch.float64)
-        return _evaluate(self.problem, named, ExactOperators(self.problem, rows))
+            exact_tensors[inp.name] = sampled if integer else sampled.to(torch.float64)
+        return _evaluate(self.problem, exact_tensors, ExactOperators(self.problem, rows))
 
     def make_inputs(self, device: torch.device | str, seed: int = 0) -> list[torch.Tensor]:
         """Return random inputs, for which outputs are of the order of 1."""
@@ -108,29 +108,33 @@ def program(problem: GemmProblem) -> Program:
 
 
 def _evaluate(
-    problem: GemmProblem, named: Mapping[str, torch.Tensor], ops: Operators
+    problem: GemmProblem, tensors: Mapping[str, torch.Tensor], ops: Operators
 ) -> tuple[torch.Tensor, ...]:
-    a = named["a"]
+    a = tensors["a"]
     tree = epilogue_tree(problem)
     if tree is not None:
-        return evaluate_tree(problem, tree, named, ops)
+        return evaluate_tree(problem, tree, tensors, ops)
     if problem.norm is not None:
-        a = _normalize(problem, a, named, ops)
+        a = _normalize(problem, a, tensors, ops)
     products = []
     for part in range(len(columns_per_weight(problem))):
         bias = None
         if is_bias(problem, 0):
-            bias = _epilogue_operand(named, 0, part)
+            bias = _epilogue_operand(tensors, 0, part)
         if problem.operation == "mixed":
-            products.append(_dequantized_matmul(problem, a, part, named, ops))
+            products.append(_dequantized_matmul(problem, a, part, tensors, ops))
         else:
-            own = {**named, "scale_b": named[f"scale_b{part}"]} if "scale_b0" in named else named
-            products.append(ops.product(a, named[f"b{part}"], bias, own))
+            own = (
+                {**tensors, "scale_b": tensors[f"scale_b{part}"]}
+                if "scale_b0" in tensors
+                else tensors
+            )
+            products.append(ops.product(a, tensors[f"b{part}"], bias, own))
     if problem.epilogue.gated:
         gate, up = _gate_and_up(problem, products)
         products = [ACTIVATIONS[problem.details.activation](gate) * up]
     results = [
-        _apply_epilogue(problem, product, part, named) for part, product in enumerate(products)
+        _apply_epilogue(problem, product, part, tensors) for part, product in enumerate(products)
     ]
     stored = [convert_stored(problem, result, ops) for result in results]
     reduced = [
@@ -155,7 +159,7 @@ def _gate_and_up(
 
 
 def _normalize(
-    problem: GemmProblem, a: torch.Tensor, named: Mapping[str, torch.Tensor], ops: Operators
+    problem: GemmProblem, a: torch.Tensor, tensors: Mapping[str, torch.Tensor], ops: Operators
 ) -> torch.Tensor:
     norm = problem.norm
     assert norm is not None
@@ -167,9 +171,9 @@ def _normalize(
         squares = wide.square().mean(-1, keepdim=True)
     wide = wide * torch.rsqrt(squares + problem.details.epsilon)
     if norm.vectors:
-        wide = wide * named["vector0"]
+        wide = wide * tensors["vector0"]
     if norm.vectors > 1:
-        wide = wide + named["vector1"]
+        wide = wide + tensors["vector1"]
     return ops.narrow(wide, ops.a_dtype)
 
 
@@ -177,7 +181,7 @@ def _dequantized_matmul(
     problem: GemmProblem,
     a: torch.Tensor,
     part: int,
-    named: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     ops: Operators,
 ) -> torch.Tensor:
     """Return the matmul with dequantized weights.
@@ -187,7 +191,7 @@ def _dequantized_matmul(
     """
     dequant = problem.dequant
     assert dequant is not None
-    b, scale, zero = (named.get(f"{name}{part}") for name in ("b", "scale", "zero"))
+    b, scale, zero = (tensors.get(f"{name}{part}") for name in ("b", "scale", "zero"))
     assert b is not None
     packed = problem.b.dtype in INT4
     # [N, K], as a model stores weights.
@@ -201,20 +205,20 @@ def _dequantized_matmul(
         zeros = None if zero is None else expand_groups(zero.to(a.dtype), problem)
         weight = weight if zeros is None else weight - zeros
         weight = ops.narrow(weight * expand_groups(scale, problem).to(a.dtype), ops.a_dtype)
-        return ops.product(a, weight.t(), None, named)
+        return ops.product(a, weight.t(), None, tensors)
     if zero is not None:
         weight = weight - zero.to(a.dtype).unsqueeze(-1)
-    product = ops.product(a, weight.t(), None, named)
+    product = ops.product(a, weight.t(), None, tensors)
     return product if scale is None else product * scale.to(a.dtype)
 
 
-def _epilogue_operand(named: Mapping[str, torch.Tensor], index: int, part: int) -> torch.Tensor:
+def _epilogue_operand(tensors: Mapping[str, torch.Tensor], index: int, part: int) -> torch.Tensor:
     """Return the epilogue input of a fused weight; column and scalar inputs are shared by all."""
-    return named.get(f"input{index}_{part}", named[f"input{index}_0"])
+    return tensors.get(f"input{index}_{part}", tensors[f"input{index}_0"])
 
 
 def _apply_epilogue(
-    problem: GemmProblem, value: torch.Tensor, part: int, named: Mapping[str, torch.Tensor]
+    problem: GemmProblem, value: torch.Tensor, part: int, tensors: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
     inputs = epilogue_inputs(problem)
     sums = problem.operation == "int_mm" and not stays_integer(problem)
@@ -223,7 +227,7 @@ def _apply_epilogue(
     for index, inp in enumerate(inputs):
         if is_bias(problem, index):
             continue
-        operand = _epilogue_operand(named, index, part)
+        operand = _epilogue_operand(tensors, index, part)
         value = value + operand if is_added(problem, index, inp) else value * operand
     if sums and first_factor(problem) is None:
         value = value * accumulator_unit(problem)

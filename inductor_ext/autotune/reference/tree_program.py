@@ -104,11 +104,11 @@ def _scales_after_matmul(problem: GemmProblem) -> int:
 
 
 def evaluate_tree(
-    problem: GemmProblem, tree: Tree, named: Mapping[str, torch.Tensor], ops: Operators
+    problem: GemmProblem, tree: Tree, tensors: Mapping[str, torch.Tensor], ops: Operators
 ) -> tuple[torch.Tensor, ...]:
     """Return the outputs of a tree; the rest of the epilogue is applied to the first."""
     own = OperatorPart.of(problem, tree)
-    inputs = [named[f"input{index}_0"] for index in range(len(tree.inputs))]
+    inputs = [tensors[f"input{index}_0"] for index in range(len(tree.inputs))]
     adds = _adds_bias(problem, tree, own)
     start = own.node if adds or own.bias is None else ACCUMULATOR
     parameters = _parameter_values(tree, start)
@@ -116,23 +116,23 @@ def evaluate_tree(
         1 if factor is None else parameters[factor.index] for factor in (own.alpha, own.beta)
     )
     bias = inputs[own.bias] if adds and own.bias is not None else None
-    operands = dict(named)
-    b = named["b0"]
+    operands = dict(tensors)
+    b = tensors["b0"]
     if tree.packed is not None:
-        b = _unpack_weight(problem, tree, named, ops)
+        b = _unpack_weight(problem, tree, tensors, ops)
     elif problem.operation == "mixed":
-        b = b.to(named["a"].dtype)
+        b = b.to(tensors["a"].dtype)
     elif own.scales:
         operands |= zip(
             ("scale_a", "scale_b"), (inputs[scale] for scale in own.scales), strict=True
         )
-    product = ops.product(named["a"], b, bias, operands, alpha, beta)
+    product = ops.product(tensors["a"], b, bias, operands, alpha, beta)
     first, *others = tree.evaluate(
         None, inputs, parameters, known={start: product}, exact=isinstance(ops, ExactOperators)
     )
     rest = inputs_outside_tree(problem, tree)
     for index, inp in enumerate(rest, len(tree.inputs)):
-        operand = named[f"input{index}_0"]
+        operand = tensors[f"input{index}_0"]
         added = inp.broadcast in ("matrix", "row")
         first = first + operand if added else first * operand
     remaining = problem.epilogue.pointwise - tree.operations + _scales_after_matmul(problem)
@@ -167,15 +167,15 @@ def _parameter_values(tree: Tree, inside: Node) -> list[float]:
 
 
 def _unpack_weight(
-    problem: GemmProblem, tree: Tree, named: Mapping[str, torch.Tensor], ops: Operators
+    problem: GemmProblem, tree: Tree, tensors: Mapping[str, torch.Tensor], ops: Operators
 ) -> torch.Tensor:
     """Return a 4-bit B as [K, N], unpacked as the tree specifies."""
     assert tree.packed is not None
-    b, dtype = named["b0"], named["a"].dtype
+    b, dtype = tensors["b0"], tensors["a"].dtype
     weight = unpack_int4(b, problem.b.dtype == "int4", tree.packed.high_first).to(dtype)
     if tree.packed.zero:
         weight = weight - tree.packed.zero
     if tree.scales is not None:
-        scales = expand_groups(named[f"input{tree.scales}_0"], problem).to(dtype)
+        scales = expand_groups(tensors[f"input{tree.scales}_0"], problem).to(dtype)
         weight = ops.narrow(weight * scales, ops.a_dtype)
     return weight.t()
