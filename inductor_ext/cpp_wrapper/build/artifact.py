@@ -447,9 +447,9 @@ def _log_sources(sources: Mapping[str, tuple[str, str]]) -> None:
     from torch._logging import trace_structured
 
     V.debug.output_code(sources["wrapper"][0], extension="cpp")
-    for what, (path, code) in sources.items():
-        codecache.output_code_log.info("%s code written to: %s", what.capitalize(), path)
-        description = {"name": f"inductor_aot_{what}_code", "type": "cpp", "filename": path}
+    for name, (path, code) in sources.items():
+        codecache.output_code_log.info("%s code written to: %s", name.capitalize(), path)
+        description = {"name": f"inductor_aot_{name}_code", "type": "cpp", "filename": path}
         trace_structured("graph_dump", description.copy, payload_fn=functools.partial(str, code))
 
 

@@ -167,7 +167,7 @@ def kernels_assembly(kernels: Iterable[Kernel]) -> str:
     """Return assembly that embeds fat binaries, under the symbols that the model's code uses."""
     lines = ['.section .note.GNU-stack,"",%progbits', ".section .rodata"]
     for kernel in kernels:
-        start, end, size = (f"__{kernel.name}_{what}" for what in ("start", "end", "size"))
+        start, end, size = (f"__{kernel.name}_{suffix}" for suffix in ("start", "end", "size"))
         lines += [
             f".global {start}, {end}, {size}",
             ".balign 16",

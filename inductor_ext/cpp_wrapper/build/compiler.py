@@ -114,8 +114,8 @@ class Compiler:
         flags = [flag for flag in _with_dashes(options.get_cflags()) if flag not in _DROPPED_FLAGS]
         if self.settings.aot_debug_info:
             flags.append("-g1")
-        passed = _split(options.get_passthrough_args())
-        flags += [flag for flag in passed if flag not in self.target.flags]
+        passthrough = _split(options.get_passthrough_args())
+        flags += [flag for flag in passthrough if flag not in self.target.flags]
         return [*flags, *self.target.flags, *_HIDING]
 
     def link_command(self, objects: Sequence[str], output: str) -> list[str]:
@@ -280,11 +280,11 @@ class Compiler:
         )
 
     @contextlib.contextmanager
-    def _cached(self, what: str, build: Any) -> Iterator[pathlib.Path]:
+    def _cached(self, kind: str, build: Any) -> Iterator[pathlib.Path]:
         """Yield a directory that `build` has filled, in this process or an earlier one."""
-        purpose: Purpose = "kernel" if what == "kernel" else "wrapper"
-        sources = "" if what == "kernel" else _runtime_key()
-        parts = (what, _FORMAT, sources, self.device_type, self.identity(purpose))
+        purpose: Purpose = "kernel" if kind == "kernel" else "wrapper"
+        sources = "" if kind == "kernel" else _runtime_key()
+        parts = (kind, _FORMAT, sources, self.device_type, self.identity(purpose))
         key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         if self.settings.artifact_cache:
             store = cache.open_store(self.settings)

@@ -74,11 +74,11 @@ def inductor_options(level: str) -> dict[str, object]:
         options["cpp.vec_isa_ok"] = True
     if level == "auto":
         return options
-    lacking = (
+    missing_features = (
         cpu_isa.missing(cpu_isa.features_of(level)) if platform.machine() == "x86_64" else [level]
     )
-    if lacking:
-        raise exc.UnsupportedLevelError(level=level, lacking=", ".join(lacking))
+    if missing_features:
+        raise exc.UnsupportedLevelError(level=level, lacking=", ".join(missing_features))
     return {**options, "cpp.simdlen": SIMD_LENGTHS[level]}
 
 

@@ -62,8 +62,8 @@ def triton_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
 
     # The cache is per process: it also contains kernels of other graphs.
     names = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
-    recorded = codecache.CudaKernelParamCache.cache
-    return [(name, recorded[name]) for name in recorded if name in names]
+    cache = codecache.CudaKernelParamCache.cache
+    return [(name, cache[name]) for name in cache if name in names]
 
 
 def _attached_objects(graph: Any) -> list[LinkedObject]:

@@ -238,13 +238,13 @@ class Serializer:
                     target = self.serialize_tensor(target)
                 else:
                     raise UnkeyableError(f"the graph's {node.name} is {describe_type(target)}")
-                what = (node.target, target)
+                callee = (node.target, target)
             elif node.op == "call_function":
-                what = (self.serialize(node.target), _decomposition_name(node.target))
+                callee = (self.serialize(node.target), _decomposition_name(node.target))
             else:
-                what = (node.target, None)
+                callee = (node.target, None)
             details = (self._serialize_arguments(node), self._serialize_meta(node))
-            nodes.append((node.op, node.name, what, *details))
+            nodes.append((node.op, node.name, callee, *details))
         return ("graph", *nodes)
 
     def _serialize_arguments(self, node: Any) -> Any:
@@ -284,28 +284,28 @@ def _serialize_code(value: Any) -> Any:
     return None
 
 
-def qualified_name(thing: Any) -> str:
+def qualified_name(obj: Any) -> str:
     """Return module and name of a class or function."""
-    return f"{getattr(thing, '__module__', None)}.{getattr(thing, '__qualname__', thing)}"
+    return f"{getattr(obj, '__module__', None)}.{getattr(obj, '__qualname__', obj)}"
 
 
-def _is_trusted(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", "") or "").split(".")[0] in _TRUSTED
+def _is_trusted(obj: Any) -> bool:
+    return str(getattr(obj, "__module__", "") or "").split(".")[0] in _TRUSTED
 
 
-def trusted_name(thing: Any) -> str:
+def trusted_name(obj: Any) -> str:
     """Return the name of a class or function from a module in `_TRUSTED`.
 
     Raises:
         UnkeyableError: it comes from another module, so its code may change under the same name.
     """
-    module = getattr(thing, "__module__", None)
-    if module is None and isinstance(getattr(thing, "__self__", None), type(sys)):
-        return f"{thing.__self__.__name__}.{thing.__qualname__}"
-    if not _is_trusted(thing) or "<" in getattr(thing, "__qualname__", "<"):
-        name = qualified_name(thing)
+    module = getattr(obj, "__module__", None)
+    if module is None and isinstance(getattr(obj, "__self__", None), type(sys)):
+        return f"{obj.__self__.__name__}.{obj.__qualname__}"
+    if not _is_trusted(obj) or "<" in getattr(obj, "__qualname__", "<"):
+        name = qualified_name(obj)
         raise UnkeyableError(f"{name} is code from outside torch, of unknown version")
-    return qualified_name(thing)
+    return qualified_name(obj)
 
 
 def describe_type(value: Any) -> str:
@@ -348,8 +348,8 @@ def _serialize_triton_kernel(serializer: Serializer, kernel: Any) -> Any:
         raise UnkeyableError(f"a Triton kernel's source cannot be read: {error}") from None
 
 
-def _is_from_package(thing: Any, package: str) -> bool:
-    return str(getattr(thing, "__module__", "")).split(".")[0] == package
+def _is_from_package(obj: Any, package: str) -> bool:
+    return str(getattr(obj, "__module__", "")).split(".")[0] == package
 
 
 def is_known_code(function: Any) -> bool:

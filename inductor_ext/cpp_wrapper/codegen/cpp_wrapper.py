@@ -130,8 +130,8 @@ class _Constructor:
             # Both graphs call operators by index into one file of extern kernel nodes. From torch
             # 2.15 on both graphs share the list.
             nodes = V.extern_kernel_nodes
-            listed = {id(node) for node in nodes}
-            nodes.extend(node for node in _operators_of_folding(V.graph) if id(node) not in listed)
+            ids = {id(node) for node in nodes}
+            nodes.extend(node for node in _operators_of_folding(V.graph) if id(node) not in ids)
         return wrapper
 
 

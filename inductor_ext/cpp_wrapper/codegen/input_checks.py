@@ -213,8 +213,8 @@ class _Tables:
                 # The symbol that is solved for is no size of the model, so it has no other name.
                 solved = list(self.symbols)[index]
                 names = {name: text for name, text in self.names.items() if name != solved}
-                shown = expression.show(expression.parse(str(extent)), names)
-                text = c_string(f"{shown} for a whole number {solved}")
+                formula = expression.show(expression.parse(str(extent)), names)
+                text = c_string(f"{formula} for a whole number {solved}")
             return f"{{Rule::{kind}, {index}, {value}, {text}}}"
         self.require(input_.name, str(extent), rule)
         text = c_string(expression.show(rule, self.names))
@@ -246,8 +246,8 @@ class _Tables:
                 self.symbols[name].plain and divisor > 0
             ):
                 symbol, multiple = self.numbers[name], divisor
-        shown = c_string(expression.show(node, self.names))
-        return f"{{{shown}, {self.program(node)}, {symbol}, {multiple}}}"
+        formula = c_string(expression.show(node, self.names))
+        return f"{{{formula}, {self.program(node)}, {symbol}, {multiple}}}"
 
     def shape_text(self, input_: TensorInput | SymbolInput) -> str:
         if isinstance(input_, SymbolInput):

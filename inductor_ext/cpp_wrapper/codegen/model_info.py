@@ -189,13 +189,13 @@ class _Array:
         return f"[[maybe_unused]] constexpr {self.element} {self.name}[] = {{{values}}};"
 
 
-def _write_table(buffer: Any, element: str, name: str, rows: Iterable[str]) -> None:
+def _write_table(buffer: Any, c_type: str, name: str, rows: Iterable[str]) -> None:
     rows = list(rows)
     if not rows:
         # A null pointer; if it were not const itself, it would be read at library load time.
-        buffer.writeline(f"{element}* const {name} = nullptr;")
+        buffer.writeline(f"{c_type}* const {name} = nullptr;")
         return
-    buffer.writeline(f"{element} {name}[] = {{")
+    buffer.writeline(f"{c_type} {name}[] = {{")
     for row in rows:
         buffer.writeline(f"    {row},")
     buffer.writeline("};")

@@ -60,9 +60,9 @@ class LoopOutputs:
     def codegen_while_loop(self: Any, while_loop: Any, stack_output: bool = False) -> None:
         """Generate the loop, then clone the outputs that still alias their inputs."""
         super().codegen_while_loop(while_loop, stack_output)  # type: ignore[misc]
-        for carried, name in _carried_outputs(self, while_loop):
+        for carried_input, name in _carried_outputs(self, while_loop):
             # Empty tensors have no address and need no clone.
-            before = f"get_data_ptr_wrapper({carried.codegen_reference()})"
+            before = f"get_data_ptr_wrapper({carried_input.codegen_reference()})"
             self.writeline(f"if ({name}.data_ptr() == {before}) {{")
             self.writeline(f"    AtenTensorHandle {name}_own_handle;")
             self.writeline(
@@ -80,9 +80,9 @@ def _carried_outputs(wrapper: Any, while_loop: Any) -> list[tuple[Any, str]]:
         names = [output.get_name() for output in while_loop.outputs]
     else:
         names = find(while_loop)
-    changed = {output.get_name() for output in while_loop.mutation_outputs}
+    mutated_names = {output.get_name() for output in while_loop.mutation_outputs}
     pairs = zip(while_loop.carried_inputs, names, strict=False)
-    return [(carried, name) for carried, name in pairs if name not in changed]
+    return [(carried_input, name) for carried_input, name in pairs if name not in mutated_names]
 
 
 def generate_launcher(stock: Any, wrapper: Any) -> None:

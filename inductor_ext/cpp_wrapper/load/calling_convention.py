@@ -153,10 +153,10 @@ def _build_positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
 
     def flatten(args: Any, into: list[torch.Tensor]) -> None:
         if len(args) != count:
-            shown = f" ({', '.join(names)})" if names else ""
+            listing = f" ({', '.join(names)})" if names else ""
             plural = "" if count == 1 else "s"
             _raise_mismatch(
-                f"the artifact takes {count} positional argument{plural}{shown}, and was called "
+                f"the artifact takes {count} positional argument{plural}{listing}, and was called "
                 f"with {len(args)}"
             )
         for part, value in zip(parts, args, strict=True):

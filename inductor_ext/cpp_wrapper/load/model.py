@@ -360,9 +360,9 @@ class InductorModel(LoadedModel):
         except RuntimeError as error:
             raise_mismatch(str(error).splitlines()[0].rstrip("."))
 
-    def _unsupported(self, what: str) -> exc.UnsupportedArtifactError:
+    def _unsupported(self, feature: str) -> exc.UnsupportedArtifactError:
         why = "it was compiled by Inductor (default), whose loader does not support it"
-        return exc.UnsupportedArtifactError(what=what, path=self.path or "in a buffer", why=why)
+        return exc.UnsupportedArtifactError(what=feature, path=self.path or "in a buffer", why=why)
 
     def swap_constants(self) -> None:
         raise self._unsupported("Swapping constants")

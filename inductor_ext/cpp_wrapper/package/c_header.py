@@ -51,13 +51,15 @@ def render(model: str, signature: Signature) -> str:
     for index, tensor in enumerate(signature.tensors):
         name = _make_unique(f"{prefix}_INPUT_{_to_identifier(tensor.name)}", used)
         if isinstance(tensor, SymbolInput):
-            what = f"{tensor.type} in a tensor of no dimensions on the CPU"
+            description = f"{tensor.type} in a tensor of no dimensions on the CPU"
         else:
             shape = _show_shape(tensor.shape)
-            what = (
+            description = (
                 f"{tensor.dtype} {shape} on {tensor.device}, strides {_show_shape(tensor.stride)}"
             )
-        lines.append(f"#define {name} {index} /* {_escape_comment(f'{tensor.name}: {what}')} */")
+        lines.append(
+            f"#define {name} {index} /* {_escape_comment(f'{tensor.name}: {description}')} */"
+        )
     for constant in signature.inputs:
         if isinstance(constant, ConstantInput):
             text = _escape_comment(f"{constant.name} is {constant.value!r} and not passed.")
@@ -78,10 +80,10 @@ def render(model: str, signature: Signature) -> str:
         place = _to_identifier(output.path) if output.path else str(index)
         name = _make_unique(f"{prefix}_OUTPUT_{place}", used)
         if isinstance(output, SymbolOutput):
-            what = f"{output.type} in a tensor of no dimensions"
+            description = f"{output.type} in a tensor of no dimensions"
         else:
-            what = f"{output.dtype} {_show_shape(output.shape)} on {output.device}"
-        lines.append(f"#define {name} {index} /* {_escape_comment(what)} */")
+            description = f"{output.dtype} {_show_shape(output.shape)} on {output.device}"
+        lines.append(f"#define {name} {index} /* {_escape_comment(description)} */")
     return "\n".join([*lines, "", f"#endif /* {guard} */", ""])
 
 

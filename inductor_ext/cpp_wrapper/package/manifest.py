@@ -313,9 +313,9 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
         minor = ".".join(_version_prefix(torch, 2))
         fix = f"Compile it again with torch {machine.torch}, or load it with torch {minor}"
     if machine.cpu_features is not None:
-        lacking = sorted(set(model.cpu_features) - machine.cpu_features)
-        if lacking:
-            reasons.append(f"its code needs {', '.join(lacking)}, which this CPU lacks")
+        missing_features = sorted(set(model.cpu_features) - machine.cpu_features)
+        if missing_features:
+            reasons.append(f"its code needs {', '.join(missing_features)}, which this CPU lacks")
     if model.device == "cuda":
         reasons += _find_cuda_mismatches(manifest, model, machine)
     if reasons:

@@ -240,14 +240,14 @@ class _ZipPackage(Package):
             yield from self._packed(entry)
             return
         inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        left = entry.size
+        remaining = entry.size
         try:
             for packed in self._packed(entry):
                 while packed and not inflate.eof:
                     part = inflate.decompress(packed, fmt.CHUNK)
                     packed = inflate.unconsumed_tail
-                    left -= len(part)
-                    if left < 0:
+                    remaining -= len(part)
+                    if remaining < 0:
                         self._fail(f"{entry.name} has more than the recorded {entry.size} bytes")
                     yield part
         except zlib.error:

@@ -159,11 +159,11 @@ class Writer:
         if large:
             extra = struct.pack(f"<2H{len(large)}Q", fmt.ZIP64_FIELD, 8 * len(large), *large)
         version = 45 if large else 20
-        shown = min(entry.size, fmt.FULL32)
+        size_field = min(entry.size, fmt.FULL32)
         attributes = (0, 0, 0, fmt.REGULAR_FILE, min(header_at, fmt.FULL32))
         head = fmt.CENTRAL.pack(
             *(fmt.CENTRAL_SIGNATURE, version, fmt.UNIX, version, 0, _flags(path), fmt.STORED),
-            *(0, fmt.FIRST_DATE, entry.crc32 or 0, shown, shown, len(path), len(extra)),
+            *(0, fmt.FIRST_DATE, entry.crc32 or 0, size_field, size_field, len(path), len(extra)),
             *attributes,
         )
         return head + path + extra

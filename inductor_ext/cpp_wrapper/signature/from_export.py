@@ -165,8 +165,8 @@ def _describe_input(name: str, path: str, value: Any, argument: Any) -> Input:
         return ConstantInput(name, path, argument.value)
     if type(argument) in _SCALARS:
         return SymbolInput(name, path, _SCALARS[type(argument)], str(_to_extent(name, value)))
-    what = getattr(argument, "class_fqn", type(value).__name__)
-    raise exc.UncheckableInputError(name=name, why=f"it is an object of class {what}")
+    class_name = getattr(argument, "class_fqn", type(value).__name__)
+    raise exc.UncheckableInputError(name=name, why=f"it is an object of class {class_name}")
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
