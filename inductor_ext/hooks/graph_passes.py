@@ -35,10 +35,10 @@ def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
         # strides of each tensor, and the FX graph cache keys the graph as it is after the passes.
         before = pad_mm_policy.result_strides(gm) if V.aot_compilation is True else None
         with pad_mm_policy.track_control_flow(gm):
-            passed = stock(gm, *args, **kwargs)
+            result = stock(gm, *args, **kwargs)
         if before is not None:
-            pad_mm_policy.record_strides(passed, before)
-        return passed
+            pad_mm_policy.record_strides(result, before)
+        return result
 
     return _recursive_joint_graph_passes
 

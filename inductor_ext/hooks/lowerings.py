@@ -37,9 +37,9 @@ def _dispatch(operator: Any) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def lower(*args: Any, **kwargs: Any) -> Any:
-        ours = lowering_table.registered().get(operator)
-        if ours is None or scope.settings() is None:
+        lowering = lowering_table.registered().get(operator)
+        if lowering is None or scope.settings() is None:
             return stock(*args, **kwargs)
-        return ours(stock, *args, **kwargs)
+        return lowering(stock, *args, **kwargs)
 
     return lower

@@ -92,17 +92,17 @@ def check(folder: str | Path, version: str, hooks: Sequence[Hook] = HOOKS) -> li
 
 def _find_misfit(source: TorchSource, hook: Hook) -> str:
     """Return why a hook does not fit; empty if it does."""
-    found = next(filter(None, map(source.find, hook.targets)), None)
-    if found is None:
+    definition = next(filter(None, map(source.find, hook.targets)), None)
+    if definition is None:
         return f"{' or '.join(hook.targets)} does not exist"
-    parameters = found.parameters()
+    parameters = definition.parameters()
     if hook.parameters:
         why = _missing_parameters(hook, parameters or ())
         if why:
             return why
-    for needed in hook.relies_on:
-        if not any(map(source.find, needed.split("|"))):
-            return f"{needed.replace('|', ' or ')} does not exist"
+    for requirement in hook.relies_on:
+        if not any(map(source.find, requirement.split("|"))):
+            return f"{requirement.replace('|', ' or ')} does not exist"
     return ""
 
 

@@ -81,10 +81,10 @@ class ExtChoices:
         stock: Any = super()
         if stock.should_use_persistent_reduction(features, cooperative_reduction):
             return True
-        decided = _base_of(self).should_use_persistent_reduction
+        base_method = _base_of(self).should_use_persistent_reduction
         return (
             self.settings.persistent_rows
-            and decided is InductorChoices.should_use_persistent_reduction
+            and base_method is InductorChoices.should_use_persistent_reduction
             and inductor_config.triton.persistent_reductions
             and not cooperative_reduction
             and persistent_reductions.should_hold_row_in_registers(features)

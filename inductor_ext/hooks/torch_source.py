@@ -131,11 +131,11 @@ class TorchSource:
             parts.append("__init__")
         return ".".join([*parts[: len(parts) - dots], *filter(None, [origin[dots:]])])
 
-    def _member(self, module: str, names: list[str], seen: frozenset[str]) -> Definition | None:
+    def _member(self, module: str, names: list[str], visited: frozenset[str]) -> Definition | None:
         if not names:
             return Definition(module, ast.Module(body=[], type_ignores=[]))
         key = f"{module}.{names[0]}"
-        if key in seen:
+        if key in visited:
             return None
         node = self._top_level(module, names[0])
         if node is None:
@@ -143,38 +143,40 @@ class TorchSource:
             if path is None or not path.startswith("torch."):
                 return None
             origin, rest = self._split(path)
-            return self._member(origin, [*rest, *names[1:]], seen | {key})
+            return self._member(origin, [*rest, *names[1:]], visited | {key})
         for name in names[1:]:
             if not isinstance(node, ast.ClassDef):
                 return None
-            found = self._class_member(module, node, name, seen | {key})
-            if found is None:
+            definition = self._class_member(module, node, name, visited | {key})
+            if definition is None:
                 return None
-            module, node = found.module, found.node
+            module, node = definition.module, definition.node
         return Definition(module, node)
 
     def _class_member(
-        self, module: str, node: ast.ClassDef, name: str, seen: frozenset[str]
+        self, module: str, node: ast.ClassDef, name: str, visited: frozenset[str]
     ) -> Definition | None:
         for member in _members(node, name):
             return Definition(module, member)
         for base in node.bases:
             path = ast.unparse(base).split("[")[0].split(".")
-            found = self._member(module, path, seen) or self._through_module(module, path, seen)
-            if found is not None and isinstance(found.node, ast.ClassDef):
-                inherited = self._class_member(found.module, found.node, name, seen)
+            definition = self._member(module, path, visited) or self._through_module(
+                module, path, visited
+            )
+            if definition is not None and isinstance(definition.node, ast.ClassDef):
+                inherited = self._class_member(definition.module, definition.node, name, visited)
                 if inherited is not None:
                     return inherited
         return None
 
     def _through_module(
-        self, module: str, path: list[str], seen: frozenset[str]
+        self, module: str, path: list[str], visited: frozenset[str]
     ) -> Definition | None:
         """Resolve a base class that is an attribute of an imported module, such as `ir.Buffer`."""
         origin = self._imported(module, path[0]) if len(path) > 1 else None
         if origin is None or not origin.startswith("torch."):
             return None
-        return self._member(*self._split(".".join([origin, *path[1:]])), seen)
+        return self._member(*self._split(".".join([origin, *path[1:]])), visited)
 
 
 def _parse_block(text: str, start: int, indent: str) -> ast.AST | None:

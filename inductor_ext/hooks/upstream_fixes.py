@@ -52,15 +52,15 @@ def _dispatch_branch_symbols(stock: Callable[..., Any]) -> Callable[..., Any]:
     # The code that computes u0 is removed as dead, and the branch uses an undeclared variable.
     @functools.wraps(stock)
     def get_free_symbol_uses(self: Any, unbacked_only: bool = False) -> Any:
-        found = stock(self, unbacked_only)
+        uses = stock(self, unbacked_only)
         if scope.settings() is None:
-            return found
+            return uses
         from torch._inductor.utils import OrderedSet
         from torch.utils._sympy.symbol import SymT, symbol_is_type
 
         unbacked = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
         symbols = getattr(getattr(_compat.branch_selector(self), "expr", None), "free_symbols", ())
-        return found | OrderedSet(
+        return uses | OrderedSet(
             symbol
             for symbol in sorted(symbols, key=str)
             if not unbacked_only or symbol_is_type(symbol, unbacked)
