@@ -235,7 +235,7 @@ class _Writer:
             return 0
         numbers = [
             *self.geometry.sizes,
-            *(value for both in self.geometry.strides for value in both),
+            *(value for strides in self.geometry.strides for value in strides),
         ]
         if V.graph.aot_mode or not all(sympy.sympify(number).is_number for number in numbers):
             return None
@@ -287,8 +287,8 @@ class _Writer:
         fields = [self._size(size) for size in (*self.geometry.sizes, *self._launch())]
         rest = [
             text
-            for tensor, both in zip(self.tensors, self.geometry.strides, strict=True)
-            for text in (self._address(tensor), *map(self._size, both))
+            for tensor, strides in zip(self.tensors, self.geometry.strides, strict=True)
+            for text in (self._address(tensor), *map(self._size, strides))
         ]
         rest += [self._size(arg) for arg in self.node.constant_args]
         stream, index, device = "0", str(self.device.index), str(self.device)
@@ -353,9 +353,9 @@ class _Writer:
         ]
         operands = [
             f"{{{self._address(tensor)}, "
-            + ", ".join(f"static_cast<int64_t>({self._size(values)})" for values in both)
+            + ", ".join(f"static_cast<int64_t>({self._size(values)})" for values in strides)
             + "}"
-            for tensor, both in zip(self.tensors, self.geometry.strides, strict=True)
+            for tensor, strides in zip(self.tensors, self.geometry.strides, strict=True)
         ]
         scalars = [f"static_cast<float>({self._size(arg)})" for arg in self.node.constant_args]
         arguments = [

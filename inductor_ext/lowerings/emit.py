@@ -242,15 +242,15 @@ def with_actual_layouts(plan: Plan, operands: Sequence[Any]) -> GemmProblem | No
     assert isinstance(config, GemmConfig)
     problem = plan.problem
     if config.tma:
-        planned = (problem.a, problem.b)
-        a, b = (_actual_operand(*pair) for pair in zip(operands[:2], planned, strict=True))
+        planned_operands = (problem.a, problem.b)
+        a, b = (_actual_operand(*pair) for pair in zip(operands[:2], planned_operands, strict=True))
         if a is None or b is None:
             return None
         problem = dataclasses.replace(problem, a=a, b=b)
     return problem if legal(problem, config, plan.device) else None
 
 
-def _actual_operand(node: Any, planned: Operand) -> Operand | None:
+def _actual_operand(node: Any, operand: Operand) -> Operand | None:
     """Return an operand with its actual layout; None if it is unknown and may not be as planned."""
     from torch._inductor.virtualized import V
 
@@ -262,12 +262,12 @@ def _actual_operand(node: Any, planned: Operand) -> Operand | None:
         return None
     if not all(map(_is_number, strides)):
         sizevars = V.graph.sizevars
-        inner = {"row": -1, "column": -2, "strided": None}[planned.layout]
+        inner = {"row": -1, "column": -2, "strided": None}[operand.layout]
         if inner is None or not sizevars.statically_known_equals(strides[inner], 1):
             return None
         # Static strides may differ from the planned ones too, so pass all of them.
         places = dict(enumerate((layout.offset, *strides), -1 - len(strides)))
-        return with_static_alignment(planned, places, sizevars.statically_known_multiple_of)
+        return with_static_alignment(operand, places, sizevars.statically_known_multiple_of)
     # Sizes only determine which strides matter: that of a dimension of size 1 does not. Hence any
     # symbolic size may be 2.
     shape = (int(rows) if _is_number(rows) else 2, int(columns) if _is_number(columns) else 2)

@@ -85,13 +85,13 @@ def fused(*inputs: Any) -> Any:
     call = V.current_node
     plan, info = _plan_of_fused(call)
     problem = plan.problem
-    several = len(problem.parts) > 1 and not problem.epilogue.gated
+    has_parts = len(problem.parts) > 1 and not problem.epilogue.gated
     arguments = info.operands.unflatten(inputs)
     scales, biases = arguments.fp8_scales, arguments.biases
     operands = _with_planned_strides(arguments.kernel_operands)
     a = operands[0]
     value = call.meta["val"]
-    dtype = (value[0] if several else value).dtype
+    dtype = (value[0] if has_parts else value).dtype
     in_kernel = bool(arguments.epilogue_operands) and plan.applies_epilogue
     layout = FixedLayout(
         a.get_device_or_error(),
@@ -108,7 +108,7 @@ def fused(*inputs: Any) -> Any:
         # Realize here, so that there is one epilogue before the output is split by weight.
         node = to_dtype(node, dtype)
         node.realize()
-    return _split_columns(call, node, problem.parts, dtype) if several else node
+    return _split_columns(call, node, problem.parts, dtype) if has_parts else node
 
 
 fused._inductor_lowering_function = True  # type: ignore[attr-defined]

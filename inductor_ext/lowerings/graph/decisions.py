@@ -95,8 +95,8 @@ class Decider:
             for problem, decision in decisions.items()
             if decision.origin == "unknown" or problem in later
         }
-        decided = self._without_cutlass(list(dict.fromkeys(others.values())))
-        decisions |= {problem: decided[other] for problem, other in others.items()}
+        fallbacks = self._without_cutlass(list(dict.fromkeys(others.values())))
+        decisions |= {problem: fallbacks[other] for problem, other in others.items()}
         needed = [pair for pair in selected.items() if pair[0] not in later]
         for (problem, config), why in cutlass_kernels.prepare(needed, self.settings).items():
             events.warn_once(

@@ -183,9 +183,9 @@ class DequantReader:
         require(
             (first.axis, first.stride * inner) == ("k", 1), "packed values that are not adjacent"
         )
-        left = [Atom(inner, first.axis, first.stride)] if inner > 1 else []
+        inner_atoms = [Atom(inner, first.axis, first.stride)] if inner > 1 else []
         place = axis % len(dims)
-        own = (*dims[:place], (*left, *rest), *dims[place + 1 :])
+        own = (*dims[:place], (*inner_atoms, *rest), *dims[place + 1 :])
         self.nodes.append(node)
         halves = [self._half(part, own) for part in parts]
         (stored, high, signed), other = halves

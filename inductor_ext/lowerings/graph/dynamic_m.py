@@ -153,15 +153,15 @@ def _dispatch(
 ) -> list[fx.Node]:
     """Add the choice between the first range and the others to a graph; return the outputs."""
     size = _add_m(graph, inputs, rows)
-    few = graph.call_function(operator.le, (size, ranges[0][0]))
-    few.meta["val"] = size.meta["val"] <= ranges[0][0]
+    condition = graph.call_function(operator.le, (size, ranges[0][0]))
+    condition.meta["val"] = size.meta["val"] <= ranges[0][0]
     branches = []
     for part in (ranges[:1], ranges[1:]):
         name = _free_name(gm)
         setattr(gm, name, _branch(inputs, region, outputs, rows, part))
         branches.append(graph.get_attr(name))
     operands = tuple(inputs.values())
-    choice = graph.call_function(torch.ops.higher_order.cond, (few, *branches, operands))
+    choice = graph.call_function(torch.ops.higher_order.cond, (condition, *branches, operands))
     choice.meta["val"] = tuple(output.meta["val"] for output in outputs)
     results = []
     for index, output in enumerate(outputs):

@@ -114,12 +114,12 @@ def is_written_between(nodes: Collection[fx.Node]) -> bool:
     """
     from torch._inductor.fx_utils import get_node_storage
 
-    read = {get_node_storage(source) for node in nodes for source in node.all_input_nodes}
+    storages = {get_node_storage(source) for node in nodes for source in node.all_input_nodes}
     node, last = min(nodes), max(nodes)
     while node is not last:
         node = node.next
         written = _written_storages(node)
-        if written is None or not written.isdisjoint(read):
+        if written is None or not written.isdisjoint(storages):
             return True
     return False
 

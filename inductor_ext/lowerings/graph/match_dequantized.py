@@ -84,18 +84,18 @@ def _match_matmul(node: fx.Node) -> Fusion:
     *bias, a, b = node.args
     require(problem.a.dtype in HALF, f"operands of {problem.a.dtype}")
     static_shape(b)  # type: ignore[arg-type]
-    read = DequantReader(problem)
-    read.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
-    dequant = read.dequant()
+    reader = DequantReader(problem)
+    reader.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
+    dequant = reader.dequant()
     mixed = dataclasses.replace(
         problem,
         operation="mixed",
-        b=read.operand(),
+        b=reader.operand(),
         prologue=Prologue(dequant=dequant),
         epilogue=problem.epilogue if biased else Epilogue(),
     )
-    operands = dataclasses.replace(read.operands(a, dequant), biases=tuple(map(ViewedNode, bias)))  # type: ignore[arg-type]
-    return Fusion(mixed, (node, *read.nodes), (node,), operands, read.constants(dequant))
+    operands = dataclasses.replace(reader.operands(a, dequant), biases=tuple(map(ViewedNode, bias)))  # type: ignore[arg-type]
+    return Fusion(mixed, (node, *reader.nodes), (node,), operands, reader.constants(dequant))
 
 
 def add_scales(fusion: Fusion) -> Fusion:

@@ -58,7 +58,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     vectors: dict[sympy.Symbol, fx.Node] = {}
 
     def leaf(node: fx.Node) -> sympy.Expr | None:
-        if node is x:
+        if node is norm_input:
             return X
         if _is_vector(node, k) and (len(shape(node)) == 1 or flat(root)[0] != 1):
             vectors[symbol(node)] = node
@@ -66,8 +66,8 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
         return None
 
     try:
-        x = _mean_input(root)
-        if x is None or flat(x) != flat(root) or flat(x)[1] != k:
+        norm_input = _mean_input(root)
+        if norm_input is None or flat(norm_input) != flat(root) or flat(norm_input)[1] != k:
             return None
         reader = FormulaReader(root, leaf)
         formula = reader.read(root)
@@ -96,7 +96,7 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     if any(value_of(item).stride(-1) != 1 for item in operands):
         return None
     kind: NormKind = "layer" if centered else "rms"
-    return Norm(kind, x, tuple(operands), float(epsilon), tuple(reader.inner))
+    return Norm(kind, norm_input, tuple(operands), float(epsilon), tuple(reader.inner))
 
 
 def _skip_casts(node: fx.Node) -> fx.Node:
@@ -123,20 +123,24 @@ def _mean_input(root: fx.Node) -> fx.Node | None:
     aten = torch.ops.aten
     dtype = root.meta["val"].dtype
     means = (aten.mean.dim, aten.var.correction, aten.var_mean.correction)
-    pending, seen = [root], 0
-    while pending and seen < MOST_NODES:
-        node, seen = pending.pop(), seen + 1
+    pending, num_visited = [root], 0
+    while pending and num_visited < MOST_NODES:
+        node, num_visited = pending.pop(), num_visited + 1
         if node.target not in means:
             pending.extend(node.all_input_nodes)
             continue
-        x: Any = node.args[0]
-        if x.target in (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default):
-            x = x.all_input_nodes[0]
-            left, right = (*x.all_input_nodes, None, None)[:2]
+        source: Any = node.args[0]
+        if source.target in (aten.pow.Tensor_Scalar, aten.mul.Tensor, aten.square.default):
+            source = source.all_input_nodes[0]
+            left, right = (*source.all_input_nodes, None, None)[:2]
             # If an operand is a scalar, no mean is subtracted.
-            if x.target is aten.sub.Tensor and right and _skip_casts(right).target is aten.mean.dim:
-                x = left
-        while x.meta["val"].dtype != dtype and (is_cast(x) or is_view(x)):
-            x = x.all_input_nodes[0]
-        return x  # type: ignore[no-any-return]
+            if (
+                source.target is aten.sub.Tensor
+                and right
+                and _skip_casts(right).target is aten.mean.dim
+            ):
+                source = left
+        while source.meta["val"].dtype != dtype and (is_cast(source) or is_view(source)):
+            source = source.all_input_nodes[0]
+        return source  # type: ignore[no-any-return]
     return None

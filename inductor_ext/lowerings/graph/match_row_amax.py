@@ -78,7 +78,9 @@ def find_row_amax_fusions(
     if numerics.has_ordered_zeros():
         # The kernel may return either zero of a tie.
         return []
-    reductions = [found for found in map(_match_reduction, graph.nodes) if found is not None]
+    reductions = [
+        reduction for reduction in map(_match_reduction, graph.nodes) if reduction is not None
+    ]
     if not reductions:
         return []
     search = _Search(graph, fusions)
@@ -249,7 +251,7 @@ class _Search:
         """Return the nodes that scale y to 8 bits by its amax, and the dtype; empty and None if
         there are none.
         """
-        reached: dict[fx.Node, frozenset[fx.Node]] = {
+        dependencies: dict[fx.Node, frozenset[fx.Node]] = {
             item: frozenset((item,)) for item in (y, maxima)
         }
         """Pointwise nodes, with those of y and the amax that they depend on."""
@@ -259,14 +261,14 @@ class _Search:
             if not sources or node in own:
                 continue
             after.add(node)
-            if not _is_pointwise(node) or any(item not in reached for item in sources):
+            if not _is_pointwise(node) or any(item not in dependencies for item in sources):
                 continue
-            reached[node] = frozenset().union(*(reached[item] for item in sources))
+            dependencies[node] = frozenset().union(*(dependencies[item] for item in sources))
             dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-            if dtype in QUANTIZED and len(reached[node]) == 2 and _same_size(node, y):
+            if dtype in QUANTIZED and len(dependencies[node]) == 2 and _same_size(node, y):
                 needed, pending = {node}, [node]
                 while pending:
-                    inputs = set(pending.pop().all_input_nodes) & reached.keys()
+                    inputs = set(pending.pop().all_input_nodes) & dependencies.keys()
                     pending += inputs - needed - {y, maxima}
                     needed |= inputs
                 needed -= {y, maxima}

@@ -86,16 +86,16 @@ def _is_cyclic(
     begin = matmuls.order[nodes[0]]
     while spanning := [first for first, last in spans if first < begin <= last]:
         begin = min(spanning)
-    seen: set[fx.Node] = set()
+    visited: set[fx.Node] = set()
     pending = [source for node in nodes for source in node.all_input_nodes]
     while pending:
         node = pending.pop()
-        if node in seen or matmuls.order[node] < begin:
+        if node in visited or matmuls.order[node] < begin:
             continue
         if node in nodes:
             return True
         together = whole.get(node, {node})
-        seen.update(together)
+        visited.update(together)
         pending.extend(node for member in together for node in member.all_input_nodes)
     return False
 

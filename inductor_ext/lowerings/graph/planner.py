@@ -99,8 +99,8 @@ class Planner:
         unfused = self._plain_sites(self.fused - likely)
         replaced: set[fx.Node] = set()
         for sites in self._split_by_priority(fusions, unfused):
-            left = [site for site in sites if replaced.isdisjoint(site.nodes)]
-            for site in self._sort_by_gain(left):
+            remaining = [site for site in sites if replaced.isdisjoint(site.nodes)]
+            for site in self._sort_by_gain(remaining):
                 if replaced.isdisjoint(site.nodes) and self._beats_unfused(site):
                     replaced |= self._apply(self._refreshed_site(site, replaced))
         self.fused = set()
@@ -292,10 +292,12 @@ class Planner:
         """
         for problem in self._problems(site):
             decision = self.decider[problem]
-            ours, stock = (decision.microseconds(config) for config in (decision.config, None))
-            if ours is None or stock is None:
+            kernel_time, stock = (
+                decision.microseconds(config) for config in (decision.config, None)
+            )
+            if kernel_time is None or stock is None:
                 return False
-            if stock - ours < NEAR_ROOFLINE * (stock - problem.roofline(self.device)):
+            if stock - kernel_time < NEAR_ROOFLINE * (stock - problem.roofline(self.device)):
                 return False
         return True
 
@@ -304,14 +306,14 @@ class Planner:
         first.
         """
         self._decide(sites)
-        worth = [
+        candidates = [
             site
             for site in sites
             if any(self.decider[problem].config is not None for problem in self._problems(site))
         ]
-        gains = {id(site): self._gain(site) for site in worth}
-        worth = [site for site in worth if gains[id(site)] >= 0]
-        return sorted(worth, key=lambda site: gains[id(site)], reverse=True)
+        gains = {id(site): self._gain(site) for site in candidates}
+        candidates = [site for site in candidates if gains[id(site)] >= 0]
+        return sorted(candidates, key=lambda site: gains[id(site)], reverse=True)
 
     def _gain(self, site: Site) -> float:
         """Return the microseconds that a site's kernel saves, the maximum over all sizes; 0 if
@@ -323,19 +325,21 @@ class Planner:
         norm's own kernel would compute first, then it becomes a separate kernel, whose cost is
         added.
         """
-        saved = []
+        savings = []
         for problem in self._problems(site):
             decision = self.decider[problem]
-            ours = decision.microseconds(decision.config)
+            kernel_time = decision.microseconds(decision.config)
             stock = decision.microseconds(None)
-            if decision.config is not None and ours is not None and stock is not None:
+            if decision.config is not None and kernel_time is not None and stock is not None:
                 if problem.norm is not None:
-                    ours *= 1 + NORM_OVERHEAD
+                    kernel_time *= 1 + NORM_OVERHEAD
                     if epilogue_region.is_computed(site.a):
                         written = size_of(problem.m * problem.k, problem.a.dtype)
-                        ours += self.device.launch / 2 + written / self.device.bandwidth * 1e6
-                saved.append(stock - ours)
-        return max(saved, default=0.0)
+                        kernel_time += (
+                            self.device.launch / 2 + written / self.device.bandwidth * 1e6
+                        )
+                savings.append(stock - kernel_time)
+        return max(savings, default=0.0)
 
     def _beats_unfused(self, site: Site) -> bool:
         """Whether a fused kernel saves at least as much as the unfused kernel that could replace

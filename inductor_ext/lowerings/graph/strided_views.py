@@ -50,17 +50,17 @@ def regroup(dims: Dims, shape: Sequence[int]) -> Dims:
     atoms = [atom for dim in dims for atom in dim]
     regrouped = []
     for size in shape:
-        dim, left = [], size
-        while left > 1:
+        dim, remaining = [], size
+        while remaining > 1:
             require(bool(atoms), "a view of more elements")
             atom = atoms.pop(0)
-            count = min(left, atom.size)
-            require(left % count == atom.size % count == 0, "a view across borders")
+            count = min(remaining, atom.size)
+            require(remaining % count == atom.size % count == 0, "a view across borders")
             inner = atom.size // count
             dim.append(Atom(count, atom.axis, atom.stride * inner))
             if inner > 1:
                 atoms.insert(0, Atom(inner, atom.axis, atom.stride))
-            left //= count
+            remaining //= count
         regrouped.append(tuple(dim))
     return tuple(regrouped)
 
@@ -166,6 +166,6 @@ class StoredTensor:
         return words if groups > 1 and value.stride(0) == 1 and aligned and columns > 1 else 1
 
 
-def require(met: bool, reason: str) -> None:
-    if not met:
+def require(condition: bool, reason: str) -> None:
+    if not condition:
         raise NotCovered(reason)

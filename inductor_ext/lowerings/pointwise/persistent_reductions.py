@@ -80,10 +80,10 @@ def should_hold_row_in_registers(features: Any) -> bool:
         return bool(sizes.statically_known_equals(V.graph.get_numel(name), whole))
 
     rows = sum(map(is_whole, features.buffer_read_counts()))
-    held = next_power_of_two(int(length))
-    if not 0 < rows <= MOST_ELEMENTS // held:
+    padded_length = next_power_of_two(int(length))
+    if not 0 < rows <= MOST_ELEMENTS // padded_length:
         return False
-    return held <= _MOST_TILED or all(
+    return padded_length <= _MOST_TILED or all(
         dependence.is_contiguous()
         for node in features.scheduler_nodes()
         for dependence in (*node.read_writes.reads, *node.read_writes.writes)
