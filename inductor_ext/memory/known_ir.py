@@ -289,15 +289,15 @@ SCHEDULER_NODES: Mapping[str, str] = {
 """Scheduler nodes of torch 2.11 to 2.14, by class name."""
 
 
-def _entry(cls: type[Any], theirs: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+def _entry(cls: type[Any], torch_entries: Mapping[str, Any], own_entries: Mapping[str, Any]) -> Any:
     """Return the entry of a class; None if it has none."""
     if cls is str:
-        return theirs.get("str")
+        return torch_entries.get("str")
     package = cls.__module__.split(".")[0]
     if package == "torch":
-        return theirs.get(cls.__name__)
+        return torch_entries.get(cls.__name__)
     if package == "inductor_ext":
-        return own.get(cls.__name__)
+        return own_entries.get(cls.__name__)
     return None
 
 
@@ -356,20 +356,20 @@ def has_order_dependence(operation: Any) -> bool:
     return entry is None or entry.depends_on_order
 
 
-def warn_unknown(cls: type[Any], what: str) -> str:
+def warn_unknown(cls: type[Any], feature: str) -> str:
     """Warn once about a class without an entry.
 
     Args:
         cls: the class.
-        what: what falls back to Inductor's default because of it, such as "memory plan".
+        feature: what falls back to Inductor's default because of it, such as "memory plan".
 
     Returns:
         The reason, for records.
     """
     why = f"inductor_ext does not know the class {_name(cls)}"
     events.warn_once(
-        f"unknown class:{_name(cls)}:{what}",
-        f"the {what} of a graph falls back to Inductor (default): {why} (torch "
+        f"unknown class:{_name(cls)}:{feature}",
+        f"the {feature} of a graph falls back to Inductor (default): {why} (torch "
         f"{_compat.torch_version()}). Results are not affected. Please report this message to the "
         "maintainers of inductor_ext.",
     )

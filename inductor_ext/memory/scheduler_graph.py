@@ -77,9 +77,17 @@ class SchedulerGraph:
         from torch._inductor.memory import estimate_peak_memory
 
         _, estimate = estimate_peak_memory(self._order, self._inputs, self._outputs)  # type: ignore[arg-type]
-        ours = profile(self.inductor_problem, range(len(self._order))).loads
+        loads = profile(self.inductor_problem, range(len(self._order))).loads
         # torch 2.11 subtracts the outputs at the start, so all its loads are lower by a constant.
-        return len({load - theirs for load, theirs in zip(ours, estimate, strict=False)}) <= 1
+        return (
+            len(
+                {
+                    load - estimated_load
+                    for load, estimated_load in zip(loads, estimate, strict=False)
+                }
+            )
+            <= 1
+        )
 
     def count_launches(self, order: Iterable[int]) -> int:
         """Return the number of batches in `order` that have code."""
@@ -137,7 +145,7 @@ class SchedulerGraph:
         workspaces: list[Buffer] = []
         for step, node in enumerate(self._order):
             if isinstance(node.node, ir.ExternKernelAlloc):
-                size = sum(V.graph.get_dep_size_hint(read) for read in node.read_writes.reads)
+                size = sum(V.graph.get_dep_size_hint(dep) for dep in node.read_writes.reads)
                 size += allocated[step]
                 workspaces.append(Buffer(size, step, ()))
         return dataclasses.replace(problem, buffers=(*problem.buffers, *workspaces))
@@ -152,14 +160,14 @@ class SchedulerGraph:
         sizes: dict[str, int] = {}
         readers: dict[str, list[int]] = {}
         for step, node in enumerate(self._order):
-            for name in {read.name: None for read in node.read_writes.reads}:
+            for name in {dep.name: None for dep in node.read_writes.reads}:
                 local = name.removeprefix(f"{V.graph.name}_") if V.graph.name else name
                 if local.startswith("tangents") and name in V.graph.graph_inputs:
                     readers.setdefault(name, []).append(step)
-            for read in node.read_writes.reads:
-                if read.name in readers:
-                    size = V.graph.get_dep_size_hint(read)
-                    sizes[read.name] = max(size, sizes.get(read.name, 0))
+            for dep in node.read_writes.reads:
+                if dep.name in readers:
+                    size = V.graph.get_dep_size_hint(dep)
+                    sizes[dep.name] = max(size, sizes.get(dep.name, 0))
         return [
             Buffer(sizes[name], None, tuple(steps), is_output=name in self._outputs)
             for name, steps in readers.items()
@@ -191,9 +199,9 @@ class SchedulerGraph:
         for number, whole in whole_of.items():
             readers = set(buffers[number].consumers)
             is_output = buffers[number].is_output
-            seen = {number}
-            while whole not in seen:
-                seen.add(whole)
+            visited = {number}
+            while whole not in visited:
+                visited.add(whole)
                 readers |= set(self.inductor_problem.buffers[whole].consumers)
                 is_output |= self.inductor_problem.buffers[whole].is_output
                 whole = whole_of.get(whole, whole)
@@ -283,12 +291,12 @@ class SchedulerGraph:
             )
             return frozenset(loops), True
         if config.graph_partition and config.triton.cudagraphs:
-            recorded = (
+            cudagraph_steps = (
                 step
                 for step, node in enumerate(self._order)
                 if self._scheduler.should_partition(node) is None
             )
-            return frozenset(recorded), False
+            return frozenset(cudagraph_steps), False
         return frozenset(), False
 
     def _fused_away(self) -> set[str]:
@@ -336,8 +344,8 @@ class SchedulerGraph:
                     or buffer.get_mutation_names()
                 ):
                     continue
-                for read in leaf.read_writes.reads:
-                    source = donated.get(read.name) or self._scheduler.name_to_buf.get(read.name)
+                for dep in leaf.read_writes.reads:
+                    source = donated.get(dep.name) or self._scheduler.name_to_buf.get(dep.name)
                     if (
                         source is not None
                         and any(user.node is leaf and user.can_inplace for user in source.users)
@@ -347,5 +355,5 @@ class SchedulerGraph:
                         )
                         and can_match_buffer_size(source.node, buffer)
                     ):
-                        sources.setdefault(output.get_name(), []).append(read.name)
+                        sources.setdefault(output.get_name(), []).append(dep.name)
         return sources

@@ -250,9 +250,9 @@ class _Reader:
     def _read(self, step: int, line: Any) -> None:
         for node in self.extern_starts.get(step, ()):
             self._add_storage(node, "extern", step)
-        read = READERS.get(type(line).__name__)
-        if read is not None:
-            read(self, step, line)
+        reader = READERS.get(type(line).__name__)
+        if reader is not None:
+            reader(self, step, line)
 
     def _read_allocation(self, step: int, line: Any) -> None:
         if line.node.get_name() not in self.removed:

@@ -131,8 +131,8 @@ def _check_header(path: str | os.PathLike[str], line: int, header: tuple[str, ..
 
 def _integer(path: str | os.PathLike[str], line: int, column: str, text: str) -> int:
     if not _INTEGER.fullmatch(text):
-        shown = text if len(text) <= 40 else text[:40] + "..."
-        _fail(path, f"{shown!r} is not an integer", "Use an integer", line, column)
+        excerpt = text if len(text) <= 40 else text[:40] + "..."
+        _fail(path, f"{excerpt!r} is not an integer", "Use an integer", line, column)
     return int(text)
 
 

@@ -73,7 +73,7 @@ class Component:
         self._stride = max(1, int(self.count**0.5))
         live: list[int] = []
         pairs = 0
-        begun = 0
+        num_started = 0
         self._first = [0] * (self.sections + 1)
         for index, start in enumerate(self.start):
             self._first[start + 1] = index + 1
@@ -84,8 +84,8 @@ class Component:
                 self._snapshots.append(live)
                 live = live[:]
             live.append(index)
-            begun = self._first[self.end[index]]
-            pairs += begun - index - 1
+            num_started = self._first[self.end[index]]
+            pairs += num_started - index - 1
         return pairs
 
     def neighbours(self, index: int) -> list[int]:

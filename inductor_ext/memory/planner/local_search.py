@@ -139,10 +139,10 @@ class EjectionSearch:
         )
         mask = -alignment
         highest = (target - size) & mask
-        begun = list(accumulate([weights[j] for j in near], initial=0))
+        start_weights = list(accumulate([weights[j] for j in near], initial=0))
         by_top = sorted(near, key=tops.__getitem__)
         ends = [tops[j] for j in by_top]
-        ended = list(accumulate([weights[j] for j in by_top], initial=0))
+        end_weights = list(accumulate([weights[j] for j in by_top], initial=0))
         candidates = {0, highest}
         if alignment == 1:
             candidates.update(ends)
@@ -157,7 +157,10 @@ class EjectionSearch:
                 continue
             if place > highest:
                 break
-            weight = begun[bisect_left(starts, place + size)] - ended[bisect_right(ends, place)]
+            weight = (
+                start_weights[bisect_left(starts, place + size)]
+                - end_weights[bisect_right(ends, place)]
+            )
             if weight < least or least < 0:
                 least = weight
                 best = [place]

@@ -110,8 +110,8 @@ class _Headroom:
         value is the first step at which nothing larger fits under the limit.
         """
         return min(
-            (self.limit[step] - self.profile[step] + mine, step)
-            for step, mine in enumerate(own, start)
+            (self.limit[step] - self.profile[step] + load, step)
+            for step, load in enumerate(own, start)
         )
 
     def fits(self, gap: slice, storage: LiveRange) -> bool:
@@ -323,10 +323,10 @@ def _evict(
         used += storage.size_at(sample)
         heapq.heappush(ends, (storage.end, index))
         while used > allowed and live:
-            chosen = min(live, key=preference)
-            del live[chosen]
-            used -= storages[chosen].size_at(sample)
-            evicted[chosen] = None
+            victim = min(live, key=preference)
+            del live[victim]
+            used -= storages[victim].size_at(sample)
+            evicted[victim] = None
     return [index for index in inside if index not in evicted], list(evicted)
 
 
@@ -339,16 +339,16 @@ def _assign_reuse(
     free: dict[Hashable, list[int]] = {}
     reused_from: dict[int, int] = {}
     outside = [index for index in range(len(storages)) if index not in members]
-    takers = [index for index in outside if storages[index].reuse_key_in is not None]
-    givers = [index for index in outside if storages[index].reuse_key_out is not None]
-    takers.sort(key=lambda index: (storages[index].start, index))
-    givers.sort(key=lambda index: (storages[index].end, index))
+    receivers = [index for index in outside if storages[index].reuse_key_in is not None]
+    donors = [index for index in outside if storages[index].reuse_key_out is not None]
+    receivers.sort(key=lambda index: (storages[index].start, index))
+    donors.sort(key=lambda index: (storages[index].end, index))
     ended = 0
-    for index in takers:
+    for index in receivers:
         storage = storages[index]
-        while ended < len(givers) and storages[givers[ended]].end <= storage.start:
-            giver = givers[ended]
-            free.setdefault(storages[giver].reuse_key_out, []).append(giver)
+        while ended < len(donors) and storages[donors[ended]].end <= storage.start:
+            donor = donors[ended]
+            free.setdefault(storages[donor].reuse_key_out, []).append(donor)
             ended += 1
         candidates = free.get(storage.reuse_key_in)
         if not candidates:

@@ -193,8 +193,8 @@ class _ComponentSolver:
                 gap = self.peak - goal
                 target = self.peak - (1 if budget is None else max(1, gap // 8))
                 share = None if budget is None else budget // 4
-                offsets, spent = search_canonical(component, order, target, share)
-                self.work += spent
+                offsets, work = search_canonical(component, order, target, share)
+                self.work += work
                 if offsets is None:
                     break
                 self.offsets = offsets

@@ -24,10 +24,10 @@ def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
         - sum(graph.sizes[buffer] for buffer in graph.uses[step] if remaining[buffer] == 1)
         for step in range(graph.steps)
     ]
-    waiting = [len(steps) for steps in graph.predecessors]
+    num_pending = [len(steps) for steps in graph.predecessors]
     queue = _ReadyQueue(graph, change, depth_first)
     for step in range(graph.steps):
-        if not waiting[step]:
+        if not num_pending[step]:
             queue.push(step)
     order: list[int] = []
     for step in queue:
@@ -38,11 +38,11 @@ def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
             if remaining[buffer] == 1:
                 other = consumer_sum[buffer]
                 change[other] -= graph.sizes[buffer]
-                if not waiting[other]:
+                if not num_pending[other]:
                     queue.push(other)
         for other in graph.successors[step]:
-            waiting[other] -= 1
-            if not waiting[other]:
+            num_pending[other] -= 1
+            if not num_pending[other]:
                 queue.push(other)
     return order
 
@@ -56,10 +56,10 @@ def schedule_backwards(graph: StepGraph, depth_first: bool) -> list[int]:
         + graph.scratch[step]
         for step in range(graph.steps)
     ]
-    waiting = [len(steps) for steps in graph.successors]
+    num_pending = [len(steps) for steps in graph.successors]
     queue = _ReadyQueue(graph, change, depth_first)
     for step in reversed(range(graph.steps)):
-        if not waiting[step]:
+        if not num_pending[step]:
             queue.push(step)
     order: list[int] = []
     for step in queue:
@@ -70,11 +70,11 @@ def schedule_backwards(graph: StepGraph, depth_first: bool) -> list[int]:
             is_live[buffer] = True
             for other in graph.buffers[buffer].consumers:
                 change[other] -= graph.sizes[buffer]
-                if other != step and not waiting[other]:
+                if other != step and not num_pending[other]:
                     queue.push(other)
         for other in graph.predecessors[step]:
-            waiting[other] -= 1
-            if not waiting[other]:
+            num_pending[other] -= 1
+            if not num_pending[other]:
                 queue.push(other)
     order.reverse()
     return order

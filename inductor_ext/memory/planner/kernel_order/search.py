@@ -87,7 +87,7 @@ def find_order(problem: OrderProblem, start: Sequence[int], *, effort: int = EFF
     limit = state.batches()
     if before > bound and budget.left > 0:
         _improve(state, bound, limit, budget, budget.left // 2)
-        tried = {tuple(start), tuple(state.order)}
+        orders = {tuple(start), tuple(state.order)}
         rivals: list[tuple[int, OrderState]] = []
         for schedule in (schedule_backwards, schedule_forwards):
             for depth_first in (False, True):
@@ -95,8 +95,8 @@ def find_order(problem: OrderProblem, start: Sequence[int], *, effort: int = EFF
                     break
                 order = schedule(graph, depth_first)
                 budget.left -= 3 * problem.steps
-                if tuple(order) not in tried:
-                    tried.add(tuple(order))
+                if tuple(order) not in orders:
+                    orders.add(tuple(order))
                     rival = OrderState(graph, order)
                     rivals.append((rival.peak(), rival))
         rivals.sort(key=lambda rival: rival[0])
@@ -108,8 +108,8 @@ def find_order(problem: OrderProblem, start: Sequence[int], *, effort: int = EFF
             if rival.peak() < state.peak() and rival.batches() <= limit:
                 state = rival
     graph.check(state.order)
-    spent = effort * problem.steps - budget.left
-    return Ordering(tuple(state.order), state.peak(), before, bound, spent)
+    work = effort * problem.steps - budget.left
+    return Ordering(tuple(state.order), state.peak(), before, bound, work)
 
 
 def _improve(state: OrderState, bound: int, limit: int, budget: SearchBudget, share: int) -> None:
@@ -136,36 +136,36 @@ def _move_carried(
     graph = state.graph
     position, last = state.position, state.last
     peak_step = state.order[at]
-    carried: list[tuple[int, int]] = []
+    candidates: list[tuple[int, int]] = []
     for index, buffer in enumerate(graph.buffers):
         if not buffer.size:
             continue
         start = -1 if buffer.producer is None else position[buffer.producer]
         end = graph.steps if buffer.is_output else last[index]
         if start < at < end:
-            carried.append((-buffer.size, index))
+            candidates.append((-buffer.size, index))
     budget.left -= len(graph.buffers) // 4
-    for _, index in heapq.nsmallest(_MAX_CARRIED, carried):
+    for _, index in heapq.nsmallest(_MAX_CARRIED, candidates):
         if budget.left <= floor:
             return False
         buffer = graph.buffers[index]
         if not buffer.is_output:
             later = [step for step in buffer.consumers if position[step] > at]
-            moved = _reachable(later, graph.predecessors, lambda step: position[step] >= at, budget)
-            if moved and peak_step not in moved:
+            steps = _reachable(later, graph.predecessors, lambda step: position[step] >= at, budget)
+            if steps and peak_step not in steps:
                 end = last[index] + 1
-                part = sorted(moved, key=position.__getitem__)
-                part += [step for step in state.order[at:end] if step not in moved]
+                part = sorted(steps, key=position.__getitem__)
+                part += [step for step in state.order[at:end] if step not in steps]
                 if state.try_replace(at, part, peak, limit, budget):
                     return True
         if buffer.producer is not None:
-            moved = _reachable(
+            steps = _reachable(
                 [buffer.producer], graph.successors, lambda step: position[step] <= at, budget
             )
-            if moved and peak_step not in moved:
+            if steps and peak_step not in steps:
                 begin = position[buffer.producer]
-                part = [step for step in state.order[begin : at + 1] if step not in moved]
-                part += sorted(moved, key=position.__getitem__)
+                part = [step for step in state.order[begin : at + 1] if step not in steps]
+                part += sorted(steps, key=position.__getitem__)
                 if state.try_replace(begin, part, peak, limit, budget):
                     return True
     return False
@@ -178,14 +178,14 @@ def _reachable(
     budget: SearchBudget,
 ) -> set[int]:
     """Return the steps reachable from `seeds` inside `within`; empty if more than `_MAX_MOVED`."""
-    reached = set(seeds)
+    steps = set(seeds)
     stack = list(seeds)
     while stack:
         for other in neighbours[stack.pop()]:
-            if other not in reached and within(other):
-                reached.add(other)
+            if other not in steps and within(other):
+                steps.add(other)
                 stack.append(other)
-        if len(reached) > _MAX_MOVED:
+        if len(steps) > _MAX_MOVED:
             return set()
-    budget.left -= len(reached)
-    return reached
+    budget.left -= len(steps)
+    return steps

@@ -119,12 +119,12 @@ class OrderState:
         graph = self.graph
         before = self.order[begin : begin + len(part)]
         batches = self.batches() if graph.has_batches else 0
-        reached = self.loads.count(peak)
+        peak_count = self.loads.count(peak)
         end = self.replace(begin, part)
         budget.left -= 2 * (end - begin)
         if (
             max(self.loads[begin : min(end + 1, graph.steps)]) <= peak
-            and self.loads.count(peak) < reached
+            and self.loads.count(peak) < peak_count
             and (not graph.has_batches or self.batches() <= max(limit, batches))
         ):
             return True

@@ -34,15 +34,15 @@ def reorder_window(
         windows: numbers of steps and of states kept per size, as in `WINDOWS`.
     """
     steps = state.graph.steps
-    tried: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     for length, width in windows:
         # Position of the peak in the window: the middle, near the end, near the start.
         for before in (length // 2, length * 5 // 6, length // 6):
             begin = max(min(at - before, steps - length), 0)
             end = min(begin + length, steps)
-            if (begin, end) in tried:
+            if (begin, end) in visited:
                 continue
-            tried.add((begin, end))
+            visited.add((begin, end))
             if budget.left <= floor:
                 return False
             part = _find_part(state, begin, end, peak, width, budget)

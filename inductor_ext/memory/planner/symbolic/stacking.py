@@ -227,12 +227,12 @@ class _OrderSearch:
         nothing = [0] * len(self.columns)
         offsets = [nothing] * len(self.lifetimes)
         ends = [nothing] * len(self.lifetimes)
-        placed: list[tuple[int, int]] = []
+        placements: list[tuple[int, int]] = []
         for index in sequence:
             live = self.live[index]
             mask = -self.alignments[index]
             needs = self.sizes_of[index]
-            near = [other for _, other in placed if live >> other & 1]
+            near = [other for _, other in placements if live >> other & 1]
             ceilings: list[list[int]] = []
             for other in reversed(near):
                 above = offsets[other]
@@ -245,7 +245,7 @@ class _OrderSearch:
                 floor = [(end - mask - 1) & mask for end in map(max, floor, ends[other])]
             offsets[index] = floor
             ends[index] = list(map(operator.add, floor, needs))
-            bisect.insort(placed, (floor[0], index))
+            bisect.insort(placements, (floor[0], index))
         return self.order_of([offset[0] for offset in offsets])
 
     def critical_chain(self, choice: Choice) -> list[int]:
