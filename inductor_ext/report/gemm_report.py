@@ -69,8 +69,10 @@ class GemmReport:
         Args:
             candidates: whether to list the candidates that were measured for every GEMM.
         """
-        ours = sum(len(gemm.modules) for gemm in self.gemms if gemm.ours)
-        lines = [f"GEMMs of {self.title}: {self.count}, of which {ours} use an extension kernel"]
+        num_ours = sum(len(gemm.modules) for gemm in self.gemms if gemm.ours)
+        lines = [
+            f"GEMMs of {self.title}: {self.count}, of which {num_ours} use an extension kernel"
+        ]
         if not self.gemms:
             return lines[0]
         rows: list[Sequence[str]] = [
@@ -103,21 +105,21 @@ class GemmReport:
 
 def _format_row(number: int, gemm: Gemm) -> Sequence[str]:
     record = gemm.record
-    what = (
+    label = (
         f"{record.operator} {' x '.join(record.operands[:2])}"
         if record.problem is None
         else problem_words(record.problem)
     )
     numbers = (record.microseconds, record.stock_microseconds, record.roofline)
-    reached = "" if gemm.share is None else f"{gemm.share:.0%}"
+    share = "" if gemm.share is None else f"{gemm.share:.0%}"
     cells = ("" if value is None else f"{value:.1f}" for value in numbers)
     return (
         f"{number}.",
         str(len(gemm.modules)),
-        what,
+        label,
         config_words(record.chosen),
         *cells,
-        reached,
+        share,
     )
 
 
@@ -132,10 +134,10 @@ def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _format_details(gemm: Gemm, candidates: bool) -> Iterator[str]:
     record = gemm.record
-    named = [module for module in gemm.modules if module]
-    if named:
-        more = f" and {len(named) - 2} more" if len(named) > 2 else ""
-        yield f"in {', '.join(named[:2])}{more}"
+    modules = [module for module in gemm.modules if module]
+    if modules:
+        more = f" and {len(modules) - 2} more" if len(modules) > 2 else ""
+        yield f"in {', '.join(modules[:2])}{more}"
     yield f"{record.origin}: {record.reason}"
     for fusion in record.declined:
         yield f"not fused as {fusion}"
@@ -146,11 +148,11 @@ def _format_details(gemm: Gemm, candidates: bool) -> Iterator[str]:
     if candidates:
         for candidate in record.candidates:
             time = "dropped" if candidate.measured is None else f"{candidate.measured:.1f} us"
-            predicted = (
+            prediction = (
                 "" if candidate.predicted is None else f", predicted {candidate.predicted:.1f}"
             )
             failure = f": {candidate.failure}" if candidate.failure else ""
-            yield f"- {config_words(candidate.config)}: {time}{predicted}{failure}"
+            yield f"- {config_words(candidate.config)}: {time}{prediction}{failure}"
 
 
 def explain(
@@ -372,13 +374,13 @@ def _list_operators(node: Any, among: Collection[Any] | None = None) -> list[str
 
 
 @contextlib.contextmanager
-def _capture_fusion_log(hear: Callable[[Any], None]) -> Iterator[None]:
-    """Pass Inductor's messages about failed fusions to `hear`, without printing them."""
+def _capture_fusion_log(callback: Callable[[Any], None]) -> Iterator[None]:
+    """Pass Inductor's messages about failed fusions to `callback`, without printing them."""
     from torch._inductor import scheduler
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            hear(record.msg)
+            callback(record.msg)
 
     log = scheduler.fusion_log
     level, propagate, handler = log.level, log.propagate, Listener()

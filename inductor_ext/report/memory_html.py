@@ -272,9 +272,9 @@ class _Chart:
         if self.rest:
             parts.append(self._draw_rest())
         parts += self._draw_peak_marker()
-        held, step = _human(self.held[self.peak_step]), self.peak_step
+        peak_bytes, step = _human(self.held[self.peak_step]), self.peak_step
         words = (
-            f"On {self.device}, {held} are held at the peak, step {step} of {self.length}. "
+            f"On {self.device}, {peak_bytes} are held at the peak, step {step} of {self.length}. "
             f"{len(self.members)} storages are in {self.arena_count} arenas, and "
             f"{len(self.loose)} are allocated separately. The table below lists what is held at "
             f"the peak."
@@ -292,14 +292,14 @@ class _Chart:
         """Draw an arena: storages in `single` individually, the others as one shape per colour."""
         yield f'<g class="arena"><title>{_describe_arena(arena, len(inside))}</title>'
         yield self._draw_rectangle("frame", block.start, block.end, block.base, block.bytes)
-        crowd: dict[str, list[PlannedStorage]] = {}
+        by_colour: dict[str, list[PlannedStorage]] = {}
         for storage in inside:
             if id(storage) in single:
                 offset = block.base + (storage.offset or 0)
                 yield self._draw_storage(storage, offset, f"{arena.name} + {storage.offset}")
             else:
-                crowd.setdefault(self.groups.css_class(storage.module), []).append(storage)
-        for colour, storages in crowd.items():
+                by_colour.setdefault(self.groups.css_class(storage.module), []).append(storage)
+        for colour, storages in by_colour.items():
             shape = "".join(
                 f"M{self.x(s.start)} {self.y(block.base + (s.offset or 0) + s.bytes)}"
                 f"H{self.x(s.end)}V{self.y(block.base + (s.offset or 0))}H{self.x(s.start)}Z"

@@ -131,9 +131,9 @@ def measure(
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
         torch.cuda.synchronize()
-    with profile(activities=activities, profile_memory=True) as profiled:
+    with profile(activities=activities, profile_memory=True) as prof:
         call()
-    windows, allocations = _read_events(profiled)
+    windows, allocations = _read_events(prof)
     plans = _group_by_graph(records)
     windows = _identify_calls(windows, plans)
     if not windows and len(plans) == 1:
@@ -143,10 +143,10 @@ def measure(
     results: dict[tuple[str, str], Measured] = {}
     for key, start, end in windows:
         inside = [a for a in allocations if start <= a.time <= end]
-        for measured in _compare(plans.get(key, []), inside):
-            place = (key, measured.device)
-            if place not in results or results[place].measured < measured.measured:
-                results[place] = measured
+        for run in _compare(plans.get(key, []), inside):
+            place = (key, run.device)
+            if place not in results or results[place].measured < run.measured:
+                results[place] = run
     return tuple(results.values())
 
 
@@ -188,21 +188,21 @@ def _compare(
     for device in devices:
         measured, freed = growth(a for a in inside if a.device == device)
         predictions = [(_predict(record, device, freed), record) for record in records]
-        predicted, record = max(predictions, key=lambda pair: pair[0])
-        yield Measured(record.graph, record.kind, record.cache_key, device, predicted, measured)
+        prediction, record = max(predictions, key=lambda pair: pair[0])
+        yield Measured(record.graph, record.kind, record.cache_key, device, prediction, measured)
 
 
-def _read_events(profiled: Any) -> tuple[list[_Window], list[Allocation]]:
+def _read_events(prof: Any) -> tuple[list[_Window], list[Allocation]]:
     """Return the calls of compiled graphs and all changes of memory, both sorted by time."""
     from torch._C._profiler import _EventType
 
     windows = []
     allocations = []
     # The flat list of events has no pointers, which are needed to find out whose block is freed.
-    waiting = collections.deque(profiled.profiler.kineto_results.experimental_event_tree())
-    while waiting:
-        event = waiting.popleft()
-        waiting.extend(event.children)
+    queue = collections.deque(prof.profiler.kineto_results.experimental_event_tree())
+    while queue:
+        event = queue.popleft()
+        queue.extend(event.children)
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
             allocations.append(

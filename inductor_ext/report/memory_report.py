@@ -88,10 +88,10 @@ class MemoryReport:
         Raises:
             exc.NothingMeasuredError: the call ran none of the report's graphs.
         """
-        measured = memory_measure.measure(self.records, lambda: fn(*args, **kwargs))
-        if not measured:
+        runs = memory_measure.measure(self.records, lambda: fn(*args, **kwargs))
+        if not runs:
             raise exc.NothingMeasuredError(title=self.title)
-        return dataclasses.replace(self, measured=measured)
+        return dataclasses.replace(self, measured=runs)
 
     def table(self, top: int = 10) -> str:
         """Format the report as text, with the `top` largest rows of the peak of every plan."""
@@ -102,7 +102,7 @@ class MemoryReport:
             lines += ["", "No memory is allocated."]
         if self.measured:
             lines += ["", "Measured, relative to the memory in use before the call:"]
-            lines += [f"  {measured.describe()}" for measured in self.measured]
+            lines += [f"  {run.describe()}" for run in self.measured]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class MemoryReport:
             "lower_bound": self.lower_bound,
             "ratio": self.ratio,
             "records": [record.as_json() for record in self.records],
-            "measured": [dataclasses.asdict(measured) for measured in self.measured],
+            "measured": [dataclasses.asdict(run) for run in self.measured],
         }
         return json.dumps(report, indent=1)
 
@@ -288,10 +288,10 @@ def _read_json(path: str, report: dict[str, Any]) -> MemoryReport:
         except ValueError as error:
             raise _unreadable_error(path, None, f"records[{index}]: {error}") from None
     try:
-        measured = tuple(Measured(**entry) for entry in report.get("measured", ()))
+        runs = tuple(Measured(**entry) for entry in report.get("measured", ()))
     except TypeError as error:
         raise _unreadable_error(path, None, f"measured: {error}") from None
-    return MemoryReport(str(report.get("title", path)), tuple(records), measured)
+    return MemoryReport(str(report.get("title", path)), tuple(records), runs)
 
 
 def _read_log(path: str, text: str) -> MemoryReport:

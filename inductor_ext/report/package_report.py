@@ -166,12 +166,12 @@ def text(report: Report, top: int = 10) -> str:
 
 def _format_default(report: Report) -> Iterator[str]:
     names = [entry.name for entry in report.entries]
-    whose = (
+    description = (
         "compiled by Inductor (default): no manifest"
         if zip_format.model_names(names)
         else "no compiled model in it"
     )
-    yield f"{report.path}: {human_bytes(report.bytes)}, {whose}"
+    yield f"{report.path}: {human_bytes(report.bytes)}, {description}"
     for name, values in report.metadata.items():
         yield ""
         yield f'model "{name}"'
@@ -180,14 +180,14 @@ def _format_default(report: Report) -> Iterator[str]:
 
 
 def _format_versions(content: manifest.Manifest) -> str:
-    found = [
+    versions = [
         f"{name.replace('_', ' ') if name != 'inductor_ext' else name} {value}"
         for name, value in content.versions.items()
         if value and name != "compiler"
     ]
     if compiler := content.versions.get("compiler"):
-        found.append(compiler if len(compiler) <= 60 else f"{compiler[:57]}...")
-    return ", ".join(found)
+        versions.append(compiler if len(compiler) <= 60 else f"{compiler[:57]}...")
+    return ", ".join(versions)
 
 
 def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int) -> Iterator[str]:
@@ -367,8 +367,10 @@ def differences(one: Report, other: Report) -> list[dict[str, Any]]:
     Returns:
         A list of objects with `place` and, where they exist, the values `before` and `after`.
     """
-    ours = one.content is not None and other.content is not None
-    return list(_find_changes(_comparable(one, ours), _comparable(other, ours), ""))
+    has_manifests = one.content is not None and other.content is not None
+    return list(
+        _find_changes(_comparable(one, has_manifests), _comparable(other, has_manifests), "")
+    )
 
 
 def _find_changes(before: Any, after: Any, place: str) -> Iterator[dict[str, Any]]:
@@ -401,8 +403,8 @@ def _keyed_items(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _comparable(report: Report, ours: bool) -> dict[str, Any]:
-    if report.content is None or not ours:
+def _comparable(report: Report, has_manifests: bool) -> dict[str, Any]:
+    if report.content is None or not has_manifests:
         sizes = {_stable_name(entry.name): {"bytes": entry.size} for entry in report.entries}
         return {"metadata": dict(report.metadata), "files": sizes}
     content = json.loads(manifest.dumps(report.content))
