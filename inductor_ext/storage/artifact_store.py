@@ -219,10 +219,10 @@ class ArtifactStore:
             for name, source in files.items():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 with (
-                    open_for_reading(source, follow=True) as (read, size),
-                    open_for_writing(folder / name) as to,
+                    open_for_reading(source, follow=True) as (source_file, size),
+                    open_for_writing(folder / name) as target_file,
                 ):
-                    copy_bytes(read, to, size)
+                    copy_bytes(source_file, target_file, size)
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
@@ -369,9 +369,9 @@ class ArtifactStore:
             record = _Record.read(file.read())
         if record is None or record.key != key:
             return None
-        found = file_sizes(self._entry(key))
-        found.pop(_RECORD, None)
-        return record if found == {name: size for name, (size, _) in record.files.items()} else None
+        sizes = file_sizes(self._entry(key))
+        sizes.pop(_RECORD, None)
+        return record if sizes == {name: size for name, (size, _) in record.files.items()} else None
 
     def _seal(self, key: str, folder: pathlib.Path) -> None:
         """Write the record of a filled folder, and rename the folder to the entry."""

@@ -193,8 +193,8 @@ class _Decoder:
                 or (self.allow_missing and has_default)
             ):
                 return f"an object with {field.name!r}"
-        known = _hints(cls).keys() | ({"kind"} if hasattr(cls, "KINDS") else set())
-        unknown = () if self.allow_unknown else value.keys() - known
+        keys = _hints(cls).keys() | ({"kind"} if hasattr(cls, "KINDS") else set())
+        unknown = () if self.allow_unknown else value.keys() - keys
         return f"an object without {min(unknown)!r}" if unknown else None
 
     def _record(self, cls: type, value: Any, where: str) -> Any:

@@ -9,10 +9,10 @@ import pathlib
 __all__ = ["artifact_folder", "kernel_folder", "tuning_folder"]
 
 
-def artifact_folder(chosen: str | None = None) -> pathlib.Path:
-    """Return the folder of artifacts: `chosen`, or else one in Inductor's cache folder."""
-    if chosen is not None:
-        return pathlib.Path(chosen).absolute()
+def artifact_folder(override: str | None = None) -> pathlib.Path:
+    """Return the folder of artifacts: `override`, or else one in Inductor's cache folder."""
+    if override is not None:
+        return pathlib.Path(override).absolute()
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if inductor is None:
         # Load only the module that knows the path, because importing torch._inductor takes seconds.
@@ -30,18 +30,18 @@ def artifact_folder(chosen: str | None = None) -> pathlib.Path:
     return pathlib.Path(inductor).absolute() / "inductor_ext" / "artifacts"
 
 
-def kernel_folder(chosen: str | None = None) -> pathlib.Path:
+def kernel_folder(override: str | None = None) -> pathlib.Path:
     """Return the folder of CUTLASS kernels, apart from artifacts, which would otherwise evict them.
 
     Args:
-        chosen: as for `artifact_folder`; the result is a subfolder of it.
+        override: as for `artifact_folder`; the result is a subfolder of it.
     """
-    artifacts = artifact_folder(chosen)
-    return (artifacts.parent if chosen is None else artifacts) / "kernels"
+    artifacts = artifact_folder(override)
+    return (artifacts.parent if override is None else artifacts) / "kernels"
 
 
-def tuning_folder(chosen: str | None = None) -> pathlib.Path:
-    """Return the folder of tuning results: `chosen`, or else one in Inductor's cache folder."""
-    if chosen is not None:
-        return pathlib.Path(chosen).absolute()
+def tuning_folder(override: str | None = None) -> pathlib.Path:
+    """Return the folder of tuning results: `override`, or else one in Inductor's cache folder."""
+    if override is not None:
+        return pathlib.Path(override).absolute()
     return artifact_folder().parent / "tuning"
