@@ -81,8 +81,8 @@ def uses_cuda_math() -> bool:
     If so, the extension's approximations must not be used. Inductor loads CUDA's libdevice for
     `emulate_precision_casts` as well (`runtime.compile_tasks._set_triton_libdevice_path`).
     """
-    named = getattr(_config().eager_numerics, "use_pytorch_libdevice", False)
-    return bool(named) or has_exact_pointwise() or has_strict_reductions()
+    libdevice = getattr(_config().eager_numerics, "use_pytorch_libdevice", False)
+    return bool(libdevice) or has_exact_pointwise() or has_strict_reductions()
 
 
 def is_batch_invariant() -> bool:
@@ -169,13 +169,13 @@ def matmul_flags(dtype: str | None = None) -> str | None:
     """
     import torch
 
-    changed = []
+    names = []
     for owner, flags in _MATMUL_FLAGS.items():
         for name, default in flags.items():
             value = _flag(torch.backends.cuda.matmul, name, default)
             if dtype in (None, owner) and value != default:
-                changed.append(name if value else f"-{name}")
-    return ",".join(changed) or None
+                names.append(name if value else f"-{name}")
+    return ",".join(names) or None
 
 
 def _flag(matmul: Any, name: str, default: bool) -> bool:
@@ -210,11 +210,11 @@ def _set_matmul_flags(flags: str | None, dtype: str | None) -> None:
     import torch
 
     matmul: Any = torch.backends.cuda.matmul
-    named = {part.lstrip("-"): not part.startswith("-") for part in (flags or "").split(",")}
+    enabled = {part.lstrip("-"): not part.startswith("-") for part in (flags or "").split(",")}
     for owner, defaults in _MATMUL_FLAGS.items():
         if dtype not in (None, owner):
             continue
-        values = {name: named.get(name, default) for name, default in defaults.items()}
+        values = {name: enabled.get(name, default) for name, default in defaults.items()}
         for name, value in values.items():
             if name.endswith(_SPLIT_K):
                 continue
