@@ -106,14 +106,14 @@ def error(output: torch.Tensor, exact: torch.Tensor, scale: float) -> float:
     return largest if math.isfinite(largest) else math.inf
 
 
-def _scale(exact: torch.Tensor, usual: float) -> float:
-    """Return the root mean square; for fewer than 256 elements, at least `usual`.
+def _scale(exact: torch.Tensor, typical: float) -> float:
+    """Return the root mean square; for fewer than 256 elements, at least `typical`.
 
-    A few elements may all be small by chance. `usual` is the typical value: programs are built so
+    A few elements may all be small by chance. `typical` is the usual value: programs are built so
     that matmul results have variance 1, or fill the integer range.
     """
     rms = float(exact.square().mean().sqrt())
-    return rms if exact.numel() >= 256 else max(rms, usual)
+    return rms if exact.numel() >= 256 else max(rms, typical)
 
 
 def sampled_rows(problem: GemmProblem) -> list[int]:
@@ -143,10 +143,10 @@ class Verifier:
         self._rows = torch.tensor(rows, device=inputs[0].device)
         exact = program.reference(inputs, self._rows)
         filled = rounds(self._problem) and self._problem.stored != "bool"
-        self._scales = [_scale(item, FILLING if filled else 1.0) for item in exact]
+        self._scales = [_scale(tensor, FILLING if filled else 1.0) for tensor in exact]
         # float32 takes half the memory. Its roundoff is far below every bound except for integers.
         integer = not getattr(torch, self._problem.stored).is_floating_point
-        self._exact = exact if integer else tuple(item.to(torch.float32) for item in exact)
+        self._exact = exact if integer else tuple(tensor.to(torch.float32) for tensor in exact)
         reduced = self._problem.epilogue.reductions * len(self._problem.parts or (1,))
         if self._problem.epilogue.gated:
             reduced = self._problem.epilogue.reductions
@@ -165,10 +165,10 @@ class Verifier:
         """
         errors = [self._error(index, output) for index, output in enumerate(outputs)]
         wrong = self._judge(errors)
-        if all(item <= _STOCK_LIMIT for item in errors):
+        if all(error <= _STOCK_LIMIT for error in errors):
             self._allowed = [
-                max(allowed, _STOCK_FACTOR * item)
-                for allowed, item in zip(self._allowed, errors, strict=True)
+                max(limit, _STOCK_FACTOR * error)
+                for limit, error in zip(self._allowed, errors, strict=True)
             ]
             if not self._all_rows:
                 self._stock = tuple(outputs)
@@ -206,28 +206,28 @@ class Verifier:
         return error(values, exact, self._scales[index])
 
     def _judge(self, errors: Sequence[float]) -> str | None:
-        for index, (largest, allowed) in enumerate(zip(errors, self._allowed, strict=True)):
-            if largest > allowed:
-                return self._words(index, largest, "float64", allowed)
+        for index, (largest, limit) in enumerate(zip(errors, self._allowed, strict=True)):
+            if largest > limit:
+                return self._words(index, largest, "float64", limit)
         return None
 
     def _compare(self, outputs: Sequence[torch.Tensor]) -> str | None:
         for index, (output, stock) in enumerate(zip(outputs, self._stock, strict=False)):
-            allowed = 2 * self._allowed[index]
+            limit = 2 * self._allowed[index]
             # Process chunks, because a whole output in float32 may be large.
             largest = max(
                 _difference(a, b, self._scales[index])
                 for a, b in zip(output.split(ROWS), stock.split(ROWS), strict=True)
             )
-            if largest > allowed:
-                return self._words(index, largest, "Inductor", allowed)
+            if largest > limit:
+                return self._words(index, largest, "Inductor", limit)
         return None
 
-    def _words(self, index: int, largest: float, against: str, allowed: float) -> str:
+    def _words(self, index: int, largest: float, against: str, limit: float) -> str:
         location = f" in output {index}" if len(self._exact) > 1 else ""
         if math.isinf(largest):
             return f"wrong: NaN, infinity or another shape{location}"
-        return f"wrong: error {largest:.2g}{location} against {against}, allowed {allowed:.2g}"
+        return f"wrong: error {largest:.2g}{location} against {against}, allowed {limit:.2g}"
 
     def _poison(self) -> None:
         buffers = []

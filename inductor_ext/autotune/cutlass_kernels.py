@@ -96,11 +96,11 @@ def _sources(
 
 def generation(settings: Settings) -> str:
     """Return text that changes when the set of available kernels changes."""
-    able = missing() is None
-    if able and not settings.cutlass_background:
+    can_compile = missing() is None
+    if can_compile and not settings.cutlass_background:
         return "all"
-    there = "".join(runtime.store(settings).entry_keys())
-    return f"{able}-{hashlib.sha256(there.encode()).hexdigest()[:16]}"
+    stored_keys = "".join(runtime.store(settings).entry_keys())
+    return f"{can_compile}-{hashlib.sha256(stored_keys.encode()).hexdigest()[:16]}"
 
 
 def prepare(candidates: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:

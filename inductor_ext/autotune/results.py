@@ -129,8 +129,10 @@ class Environment:
         if self.cuda != here.cuda:
             differences.append(f"with CUDA {self.cuda}, here {here.cuda}")
         if self.templates != here.templates:
-            there, own = (item.templates.partition("+")[0] for item in (self, here))
-            subject = "template versions" if there != own else "CUTLASS settings"
+            version, local_version = (
+                environment.templates.partition("+")[0] for environment in (self, here)
+            )
+            subject = "template versions" if version != local_version else "CUTLASS settings"
             differences.append(f"with different {subject}")
         return tuple(differences)
 

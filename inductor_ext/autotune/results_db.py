@@ -173,10 +173,10 @@ class TuningDatabase:
             for value in self._load(source, problem):
                 # Rank by the environment only. A complete entry is parsed only if it is the best.
                 with contextlib.suppress(exc.BadGemmError, KeyError, TypeError):
-                    there = read(Environment, value["environment"], "environment")
-                    if there.is_similar_to(here):
-                        different = there.differences(here)
-                        other = there.device != here.device
+                    environment = read(Environment, value["environment"], "environment")
+                    if environment.is_similar_to(here):
+                        different = environment.differences(here)
+                        other = environment.device != here.device
                         rank = (other, len(different), order, -value["measured"], different)
                         matches.append((rank, source, value))
         for (*_, different), source, value in sorted(matches, key=lambda match: match[0]):

@@ -66,13 +66,13 @@ def run(
     remaining = list(jobs)
     while remaining:
         request = _request(remaining, make_bench, device, budget)
-        at: tuple[int, Config | None] | None = None
+        position: tuple[int, Config | None] | None = None
         done = set()
         try:
             for message in _worker_of(device).answers(request, deadline):
                 if "at" in message:
                     index, config = message["at"]
-                    at = index, config and config_from_json(config)
+                    position = index, config and config_from_json(config)
                 else:
                     report = read(Report, message["report"], "report")
                     done.add(report.problem)
@@ -80,11 +80,11 @@ def run(
             return
         except _WorkerError as error:
             why = str(error)
-        if at is None:
+        if position is None:
             for job in remaining:
                 yield _given_up(job, why)
             return
-        index, config = at
+        index, config = position
         culprit = remaining[index]
         if culprit.problem in done:
             # The worker failed between two jobs.
@@ -163,7 +163,7 @@ class _Worker:
         command = [sys.executable, "-m", __name__, str(request_read), str(answer_write)]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(item or "." for item in sys.path),
+            "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
         }
         try:
             self._process = subprocess.Popen(
@@ -339,7 +339,7 @@ def main() -> None:
 def _answer(request: Mapping[str, Any], send: Callable[..., None]) -> None:
     module, name = request["bench"]
     bench = getattr(importlib.import_module(module), name)(request["device"])
-    jobs = [read(Job, item, "job") for item in request["jobs"]]
+    jobs = [read(Job, job, "job") for job in request["jobs"]]
     send(begun=True)
 
     def notify(index: int, config: Config | None) -> None:

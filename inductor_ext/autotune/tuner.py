@@ -182,8 +182,8 @@ def _run_jobs(
 
 
 def _warn_if_unusable(report: Report) -> None:
-    own = [timing for timing in report.timings if timing.config is not None]
-    if all(timing.microseconds is None for timing in own):
+    timings = [timing for timing in report.timings if timing.config is not None]
+    if all(timing.microseconds is None for timing in timings):
         reasons = _failures(report)
         words = problem_words(report.problem)
         events.warn_once(

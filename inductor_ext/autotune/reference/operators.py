@@ -224,9 +224,9 @@ class ExactOperators:
             return product
         product = a.new_empty(a.shape[0], b.shape[2])
         for group, span in enumerate(spans):
-            own = ((self.rows >= span.start) & (self.rows < span.stop)).nonzero()[:, 0]
-            rows = a[own] @ b[group]
-            product[own] = rows * tensors["scale_b"][group] if scaled else rows
+            indices = ((self.rows >= span.start) & (self.rows < span.stop)).nonzero()[:, 0]
+            rows = a[indices] @ b[group]
+            product[indices] = rows * tensors["scale_b"][group] if scaled else rows
         return product * tensors["scale_a"][self.rows, None] if scaled else product
 
 

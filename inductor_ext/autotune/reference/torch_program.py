@@ -124,12 +124,12 @@ def _evaluate(
         if problem.operation == "mixed":
             products.append(_dequantized_matmul(problem, a, part, tensors, ops))
         else:
-            own = (
+            part_tensors = (
                 {**tensors, "scale_b": tensors[f"scale_b{part}"]}
                 if "scale_b0" in tensors
                 else tensors
             )
-            products.append(ops.product(a, tensors[f"b{part}"], bias, own))
+            products.append(ops.product(a, tensors[f"b{part}"], bias, part_tensors))
     if problem.epilogue.gated:
         gate, up = _gate_and_up(problem, products)
         products = [ACTIVATIONS[problem.details.activation](gate) * up]

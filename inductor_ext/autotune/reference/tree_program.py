@@ -107,24 +107,25 @@ def evaluate_tree(
     problem: GemmProblem, tree: Tree, tensors: Mapping[str, torch.Tensor], ops: Operators
 ) -> tuple[torch.Tensor, ...]:
     """Return the outputs of a tree; the rest of the epilogue is applied to the first."""
-    own = OperatorPart.of(problem, tree)
+    operator_part = OperatorPart.of(problem, tree)
     inputs = [tensors[f"input{index}_0"] for index in range(len(tree.inputs))]
-    adds = _adds_bias(problem, tree, own)
-    start = own.node if adds or own.bias is None else ACCUMULATOR
+    adds = _adds_bias(problem, tree, operator_part)
+    start = operator_part.node if adds or operator_part.bias is None else ACCUMULATOR
     parameters = _parameter_values(tree, start)
     alpha, beta = (
-        1 if factor is None else parameters[factor.index] for factor in (own.alpha, own.beta)
+        1 if factor is None else parameters[factor.index]
+        for factor in (operator_part.alpha, operator_part.beta)
     )
-    bias = inputs[own.bias] if adds and own.bias is not None else None
+    bias = inputs[operator_part.bias] if adds and operator_part.bias is not None else None
     operands = dict(tensors)
     b = tensors["b0"]
     if tree.packed is not None:
         b = _unpack_weight(problem, tree, tensors, ops)
     elif problem.operation == "mixed":
         b = b.to(tensors["a"].dtype)
-    elif own.scales:
+    elif operator_part.scales:
         operands |= zip(
-            ("scale_a", "scale_b"), (inputs[scale] for scale in own.scales), strict=True
+            ("scale_a", "scale_b"), (inputs[scale] for scale in operator_part.scales), strict=True
         )
     product = ops.product(tensors["a"], b, bias, operands, alpha, beta)
     first, *others = tree.evaluate(
@@ -140,11 +141,11 @@ def evaluate_tree(
     return ops.narrow(first, torch_dtype(problem.stored)), *others
 
 
-def _adds_bias(problem: GemmProblem, tree: Tree, own: OperatorPart) -> bool:
+def _adds_bias(problem: GemmProblem, tree: Tree, operator_part: OperatorPart) -> bool:
     """Whether the operator itself adds the bias that a tree begins with."""
-    if own.bias is None or problem.operation == "scaled":
-        return own.bias is not None
-    return tree.inputs[own.bias].dtype == problem.out == problem.a.dtype
+    if operator_part.bias is None or problem.operation == "scaled":
+        return operator_part.bias is not None
+    return tree.inputs[operator_part.bias].dtype == problem.out == problem.a.dtype
 
 
 def _parameter_values(tree: Tree, inside: Node) -> list[float]:
@@ -153,12 +154,12 @@ def _parameter_values(tree: Tree, inside: Node) -> list[float]:
     Parameters outside of `inside`, which is what the operator computes, get values that a model
     might derive from sizes (1 / sqrt(n)).
     """
-    own = {*Tree((("float32", inside),)).nodes()}
+    operator_nodes = {*Tree((("float32", inside),)).nodes()}
     others = {
         argument.index
         for node in tree.nodes()
         for argument in node.arguments
-        if argument.operation == "parameter" and node not in own
+        if argument.operation == "parameter" and node not in operator_nodes
     }
     return [
         (16 + index) ** -0.5 if index in others else 1 + (1 + index) / 64
