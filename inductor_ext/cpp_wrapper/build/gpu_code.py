@@ -112,6 +112,6 @@ def _triton_objects(graph: Any, device_type: str, folder: str) -> list[str]:
         if config.aot_inductor.emit_multi_arch_kernel:
             fatbin.build(parameters, cubin)
         if config.aot_inductor.embed_kernel_binary:
-            own = shutil.copy(cubin, folder)
-            objects.append(str(convert_cubin_to_obj(own, name, *get_ld_and_objcopy(False))))
+            copy = shutil.copy(cubin, folder)
+            objects.append(str(convert_cubin_to_obj(copy, name, *get_ld_and_objcopy(False))))
     return objects

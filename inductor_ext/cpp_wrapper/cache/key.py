@@ -230,7 +230,7 @@ def _serialize_symbols(env: Any) -> Any:
         return sorted((str(symbol), str(value)) for symbol, value in items)
 
     asserts = {
-        str(symbol): [(str(item.expr), str(item.msg)) for item in entries]
+        str(symbol): [(str(condition.expr), str(condition.msg)) for condition in entries]
         for symbol, entries in env.deferred_runtime_asserts.items()
     }
     return (

@@ -146,9 +146,9 @@ def _name_node(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> str:
 
 def _build_positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
     names, parts = [], []
-    for at, child in enumerate(spec.children()):
-        names.append(_name_node(child, leaves, f"args[{at}]"))
-        parts.append(_build_node(child, leaves, f"args[{at}]"))
+    for index, child in enumerate(spec.children()):
+        names.append(_name_node(child, leaves, f"args[{index}]"))
+        parts.append(_build_node(child, leaves, f"args[{index}]"))
     count = len(parts)
 
     def flatten(args: Any, into: list[torch.Tensor]) -> None:
@@ -205,7 +205,8 @@ def _build_node(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> _Flatten:
 
 def _build_sequence(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) -> _Flatten:
     parts = [
-        _build_node(child, leaves, f"{path}[{at}]") for at, child in enumerate(spec.children())
+        _build_node(child, leaves, f"{path}[{index}]")
+        for index, child in enumerate(spec.children())
     ]
     kind, count = spec.type, len(parts)
 
@@ -245,8 +246,8 @@ def _build_registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: s
     """Build the function for a class registered with pytree: namedtuple, dataclass, user class."""
     kind, context = spec.type, spec.context
     parts = [
-        _build_node(child, leaves, _child_path(leaves, path, f"[{at}]"))
-        for at, child in enumerate(spec.children())
+        _build_node(child, leaves, _child_path(leaves, path, f"[{index}]"))
+        for index, child in enumerate(spec.children())
     ]
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
@@ -277,7 +278,7 @@ def _child_path(leaves: _Leaves, path: str, fallback: str) -> str:
         return path + fallback
     rest = first.path[len(path) :]
     if rest.startswith("."):
-        end = min((at for mark in ".[" if (at := rest.find(mark, 1)) > 0), default=len(rest))
+        end = min((index for mark in ".[" if (index := rest.find(mark, 1)) > 0), default=len(rest))
         return path + rest[:end]
     return path + fallback
 
@@ -346,18 +347,20 @@ def _build_constant(inp: signatures.ConstantInput) -> _Flatten:
 def _build_restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] | None) -> _Restore:
     count = spec.num_leaves
     convert: list[tuple[int, Callable[[Any], Any]]] = []
-    for at, output in enumerate(outputs or ()):
+    for index, output in enumerate(outputs or ()):
         if isinstance(output, signatures.ConstantOutput):
-            convert.append((at, _return_constant(output.value)))
+            convert.append((index, _return_constant(output.value)))
         elif isinstance(output, signatures.SymbolOutput):
-            convert.append((at, _read_scalar(_SCALARS[output.type])))
+            convert.append((index, _read_scalar(_SCALARS[output.type])))
     if not convert:
         if spec.is_leaf():
             return operator.itemgetter(0)
         if all(child.is_leaf() for child in spec.children()) and spec.type in (tuple, list):
             return tuple if spec.type is tuple else list
     tensors = [
-        at for at, output in enumerate(outputs or ()) if isinstance(output, signatures.TensorOutput)
+        index
+        for index, output in enumerate(outputs or ())
+        if isinstance(output, signatures.TensorOutput)
     ]
 
     build = _build_unflatten(spec, iter(range(count)))
@@ -367,9 +370,9 @@ def _build_restore(spec: pytree.TreeSpec, outputs: Sequence[signatures.Output] |
         if len(values) != count:
             # The compiled code may omit results that are not tensors.
             results_by_index = dict(zip(tensors, values, strict=True))
-            values = [results_by_index.get(at) for at in range(count)]
-        for at, make in convert:
-            values[at] = make(values[at])
+            values = [results_by_index.get(index) for index in range(count)]
+        for index, make in convert:
+            values[index] = make(values[index])
         return build(values)
 
     return restore

@@ -55,7 +55,7 @@ class _Directory:
         end = fmt.END.unpack(self._pread(end_at, fmt.END.size)) if end_at >= 0 else None
         if end is None or end[0] != fmt.END_SIGNATURE:
             self._fail("it is not a zip file, or it is truncated")
-        _, disk, first_disk, here, count, size, begin, comment = end
+        _, disk, first_disk, disk_count, count, size, begin, comment = end
         follows = end_at
         locator_at = end_at - fmt.LOCATOR64.size
         if locator_at >= 0:
@@ -69,14 +69,14 @@ class _Directory:
                 if record[0] != fmt.END64_SIGNATURE:
                     self._fail("its zip64 end is damaged")
                 # The values in both records must agree, because a reader may use either.
-                narrow = (disk, first_disk, here, count, size, begin)
-                disk, first_disk, here, count, size, begin = record[4:]
+                narrow = (disk, first_disk, disk_count, count, size, begin)
+                disk, first_disk, disk_count, count, size, begin = record[4:]
                 limits = (fmt.FULL16,) * 4 + (fmt.FULL32,) * 2
                 for short, wide, full in zip(narrow, record[4:], limits, strict=True):
                     if short not in (full, wide):
                         self._fail("its zip64 end contradicts its end")
                 follows = end64_at
-        if disk or first_disk or here != count or comment:
+        if disk or first_disk or disk_count != count or comment:
             self._fail("its end is damaged")
         if begin + size != follows:
             self._fail("its central directory does not end at the recorded position")
@@ -88,16 +88,16 @@ class _Directory:
         root = ""
         entries: dict[str, Entry] = {}
         ranges: list[tuple[int, int, str]] = []
-        at = 0
+        position = 0
         for _ in range(count):
-            if at + fmt.CENTRAL.size > len(directory):
+            if position + fmt.CENTRAL.size > len(directory):
                 self._fail("its directory is cut off")
-            fields = fmt.CENTRAL.unpack_from(directory, at)
-            path_at = at + fmt.CENTRAL.size
+            fields = fmt.CENTRAL.unpack_from(directory, position)
+            path_at = position + fmt.CENTRAL.size
             path_bytes, extra_bytes, comment_bytes = fields[12:15]
             extra_at = path_at + path_bytes
-            at = extra_at + extra_bytes + comment_bytes
-            if fields[0] != fmt.CENTRAL_SIGNATURE or at > len(directory):
+            position = extra_at + extra_bytes + comment_bytes
+            if fields[0] != fmt.CENTRAL_SIGNATURE or position > len(directory):
                 self._fail("its directory is damaged")
             path = directory[path_at:extra_at]
             folder, name = self._split_path(path)
@@ -107,11 +107,11 @@ class _Directory:
                 self._fail(f"its entries are below several root folders, {root!r} and {folder!r}")
             if name in entries:
                 self._fail(f"it has two entries {name!r}")
-            header_at, entry = self._central_entry(name, fields, directory[extra_at:at])
+            header_at, entry = self._central_entry(name, fields, directory[extra_at:position])
             entry, header_end = self._local_entry(path, header_at, fields[5], entry)
             ranges.append((header_at, header_end + entry.packed_size, name))
             entries[name] = entry
-        if at != len(directory):
+        if position != len(directory):
             self._fail("its central directory has more entries than recorded")
         if not entries:
             self._fail("it is empty")
@@ -167,16 +167,16 @@ class _Directory:
         return header_at, Entry(name, 0, size, packed, crc32, None, method == fmt.STORED)
 
     def _zip64(self, name: str, extra: bytes) -> list[int]:
-        at = 0
-        while at + 4 <= len(extra):
-            kind, size = struct.unpack_from("<2H", extra, at)
-            at += 4
-            if at + size > len(extra):
+        position = 0
+        while position + 4 <= len(extra):
+            kind, size = struct.unpack_from("<2H", extra, position)
+            position += 4
+            if position + size > len(extra):
                 self._fail(f"the extra fields of {name} are damaged")
             if kind == fmt.ZIP64_FIELD:
                 count = min(size // 8, 3)
-                return list(struct.unpack_from(f"<{count}Q", extra, at))
-            at += size
+                return list(struct.unpack_from(f"<{count}Q", extra, position))
+            position += size
         return []
 
     def _local_entry(

@@ -232,8 +232,8 @@ class _ZipPackage(Package):
             yield from read_file_chunks(self._descriptor, entry.offset, entry.packed_size)
             return
         end = entry.offset + entry.packed_size
-        for at in range(entry.offset, end, fmt.CHUNK):
-            yield self._pread(at, min(fmt.CHUNK, end - at))
+        for position in range(entry.offset, end, fmt.CHUNK):
+            yield self._pread(position, min(fmt.CHUNK, end - position))
 
     def _content(self, entry: Entry) -> Iterator[Buffer]:
         if entry.stored:
@@ -271,15 +271,15 @@ class _FolderPackage(Package):
             self._fail("the folder has no file of a package in it")
 
     def _walk(self, folder: str, prefix: str) -> Iterator[Entry]:
-        for item in sorted(os.scandir(folder), key=lambda item: item.name):
-            name = prefix + item.name
-            if item.is_dir(follow_symlinks=False):
+        for dir_entry in sorted(os.scandir(folder), key=lambda dir_entry: dir_entry.name):
+            name = prefix + dir_entry.name
+            if dir_entry.is_dir(follow_symlinks=False):
                 # Ignore unrelated folders next to those of the package.
-                if prefix or item.name in fmt.FOLDERS:
-                    yield from self._walk(item.path, f"{name}/")
-            elif item.is_file(follow_symlinks=False):
-                if prefix or item.name in fmt.TOP_FILES:
-                    size = item.stat(follow_symlinks=False).st_size
+                if prefix or dir_entry.name in fmt.FOLDERS:
+                    yield from self._walk(dir_entry.path, f"{name}/")
+            elif dir_entry.is_file(follow_symlinks=False):
+                if prefix or dir_entry.name in fmt.TOP_FILES:
+                    size = dir_entry.stat(follow_symlinks=False).st_size
                     yield Entry(name, 0, size, size, None)
             else:
                 self._fail(f"{name} is a link or a device, not a file")

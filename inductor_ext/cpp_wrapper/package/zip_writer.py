@@ -205,7 +205,10 @@ def _open_source(source: Source) -> Iterator[tuple[int, Iterable[Buffer]]]:
         return
     if isinstance(source, (bytes, bytearray, memoryview)):
         view = memoryview(source).cast("B")
-        yield len(view), (view[at : at + fmt.CHUNK] for at in range(0, len(view), fmt.CHUNK))
+        yield (
+            len(view),
+            (view[position : position + fmt.CHUNK] for position in range(0, len(view), fmt.CHUNK)),
+        )
         return
     part = source if isinstance(source, FileRange) else FileRange(source)
     with open(part.path, "rb", buffering=0) as file:

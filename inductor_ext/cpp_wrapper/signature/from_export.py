@@ -264,7 +264,7 @@ def _list_asserts(program: ExportedProgram, environment: ShapeEnv | None) -> lis
             conditions.append(value.node.expr)
     if environment is not None:
         for asserts in environment.deferred_runtime_asserts.values():
-            conditions += [environment.replace(item.expr) for item in asserts]
+            conditions += [environment.replace(condition.expr) for condition in asserts]
     return conditions
 
 
