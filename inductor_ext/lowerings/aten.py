@@ -53,13 +53,13 @@ def _call_inductor(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if plan is not None and plan.decision.origin != "unknown" and decide.backend_enabled("ATEN"):
         with config.patch(max_autotune=False, max_autotune_gemm=False):
             return stock(*args, **kwargs)
-    backends = [part.strip() for part in config.max_autotune_gemm_backends.split(",")]
-    others = [backend for backend in backends if backend.upper() != "CUTLASS"]
-    if plan is None or len(others) == len(backends):
+    backends = [name.strip() for name in config.max_autotune_gemm_backends.split(",")]
+    other_backends = [backend for backend in backends if backend.upper() != "CUTLASS"]
+    if plan is None or len(other_backends) == len(backends):
         return stock(*args, **kwargs)
-    if "ATEN" not in map(str.upper, others):
-        others.append("ATEN")
-    with config.patch(max_autotune_gemm_backends=",".join(others)):
+    if "ATEN" not in map(str.upper, other_backends):
+        other_backends.append("ATEN")
+    with config.patch(max_autotune_gemm_backends=",".join(other_backends)):
         return stock(*args, **kwargs)
 
 

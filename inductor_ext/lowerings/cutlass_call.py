@@ -169,8 +169,8 @@ class CutlassCall(ir.ExternKernel):
         self.operands = operands
         self.name = V.graph.register_buffer(self)
         V.graph.register_operation(self)
-        nothing = ir.NoneLayout(device=layout.device)
-        self.mutation_outputs = [ir.MutationOutput(nothing, output, self) for output in outputs]
+        none_layout = ir.NoneLayout(device=layout.device)
+        self.mutation_outputs = [ir.MutationOutput(none_layout, output, self) for output in outputs]
 
     def should_allocate(self) -> bool:
         """Return True: the wrapper allocates the first output."""

@@ -112,8 +112,8 @@ def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
 
     config = plan.decision.config
     assert isinstance(config, GemmConfig)
-    problem, own = config.of_kernel(plan.problem)
-    if own is config:
+    problem, kernel_config = config.of_kernel(plan.problem)
+    if kernel_config is config:
         return plan, operands
     a, b, *rest = operands
     copies = [
@@ -125,18 +125,18 @@ def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
             (b, plan.problem.b, problem.b),
         )
     ]
-    decision = dataclasses.replace(plan.decision, config=own)
+    decision = dataclasses.replace(plan.decision, config=kernel_config)
     return dataclasses.replace(plan, problem=problem, decision=decision), [*copies, *rest]
 
 
-def _padded_strides(node: Any, lies: Operand) -> list[Any]:
+def _padded_strides(node: Any, operand: Operand) -> list[Any]:
     """Return the padded strides of a copy that has the alignment of a realigned operand."""
     *batch, rows, columns = node.get_size()
-    by_column = lies.layout == "column"
+    by_column = operand.layout == "column"
     inner, outer = (rows, columns) if by_column else (columns, rows)
-    leading = _round_up(inner, lies.alignment)
+    leading = _round_up(inner, operand.alignment)
     matrix = [1, leading] if by_column else [leading, 1]
-    return [*(leading * outer if lies.batch_stride else 0 for _ in batch), *matrix]
+    return [*(leading * outer if operand.batch_stride else 0 for _ in batch), *matrix]
 
 
 def _round_up(size: Any, unit: int) -> Any:

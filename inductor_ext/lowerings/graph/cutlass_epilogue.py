@@ -265,27 +265,31 @@ class _EpilogueReader:
         self, value: torch.Tensor, output: torch.Tensor
     ) -> Literal["matrix", "row", "column", "scalar"]:
         """Return how a tensor is broadcast to the matmul output."""
-        own, shape = (concrete_sizes(tensor.shape, self.hints) for tensor in (value, output))
+        sizes, shape = (concrete_sizes(tensor.shape, self.hints) for tensor in (value, output))
         strides = concrete_sizes(value.stride(), self.hints)
-        own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
-        own = (1,) * (len(shape) - len(own)) + own
+        sizes = tuple(
+            1 if stride == 0 else size for size, stride in zip(sizes, strides, strict=True)
+        )
+        sizes = (1,) * (len(shape) - len(sizes)) + sizes
         batched = value_of(self.matmul).dim() == 3
         # Without a batch, all dimensions but the last are rows.
-        rows, whole = (own[-2:-1], shape[-2:-1]) if batched else (own[:-1], shape[:-1])
-        if math.prod(own) == 1:
+        rows, whole = (sizes[-2:-1], shape[-2:-1]) if batched else (sizes[:-1], shape[:-1])
+        if math.prod(sizes) == 1:
             return "scalar"
-        if batched and len(own) == 3 and own[0] not in (1, shape[0]):
+        if batched and len(sizes) == 3 and sizes[0] not in (1, shape[0]):
             raise NotExpressible(
-                f"a tensor of shape {list(own)} with a batch of shape {list(shape)}"
+                f"a tensor of shape {list(sizes)} with a batch of shape {list(shape)}"
             )
-        if own[-1] == shape[-1] and rows == whole:
+        if sizes[-1] == shape[-1] and rows == whole:
             self._require_rows(value, batched)
             return "matrix"
-        if own[-1] == shape[-1] and math.prod(rows) == 1 and (own[-1] == 1 or strides[-1] == 1):
+        if sizes[-1] == shape[-1] and math.prod(rows) == 1 and (sizes[-1] == 1 or strides[-1] == 1):
             return "row"
-        if own[-1] == 1 and rows == whole and self._is_contiguous_column(value, batched):
+        if sizes[-1] == 1 and rows == whole and self._is_contiguous_column(value, batched):
             return "column"
-        raise NotExpressible(f"a tensor of shape {list(own)} with an output of shape {list(shape)}")
+        raise NotExpressible(
+            f"a tensor of shape {list(sizes)} with an output of shape {list(shape)}"
+        )
 
     def _require_rows(self, value: torch.Tensor, batched: bool) -> None:
         """Require a matrix with contiguous rows and one stride between rows."""

@@ -166,7 +166,7 @@ _COSTS = {
 
 
 def find_region(
-    node: fx.Node, without: Container[fx.Node] = (), own: Sequence[fx.Node] = ()
+    node: fx.Node, without: Container[fx.Node] = (), producers: Sequence[fx.Node] = ()
 ) -> list[fx.Node]:
     """Return a node and the longest run of pointwise nodes after it of which only the last has
     outside users, and which can be computed at the position of the last.
@@ -174,7 +174,7 @@ def find_region(
     Args:
         node: a matmul, or the only output of a fusion.
         without: nodes that do not belong to the region.
-        own: the nodes that compute `node`, if they are to be computed at the same position.
+        producers: the nodes that compute `node`, if they are to be computed at the same position.
     """
     size = flat(node)
     nodes, end = [node], 1
@@ -184,7 +184,7 @@ def find_region(
         following = min(users, default=None)
         if following is None or following in without or not _is_fused(following, size, nodes):
             break
-        if is_written_between((*own, *nodes, following)):
+        if is_written_between((*producers, *nodes, following)):
             break
         nodes.append(following)
         if all(set(node.users) <= set(nodes) for node in nodes[:-1]):
@@ -250,12 +250,12 @@ def _sizes_as_rows(source: fx.Node, node: fx.Node) -> Sequence[Any] | None:
 
     if not isinstance(source.meta.get("val"), torch.Tensor):
         return ()
-    own, size = shape(node), shape(source)
-    if len(own) <= 2 or len(size) <= 1:
+    output_sizes, size = shape(node), shape(source)
+    if len(output_sizes) <= 2 or len(size) <= 1:
         return size
     if math.prod(size[:-1]) == 1:
         return 1, size[-1]
-    dense = size[:-1] == own[:-1] and is_contiguous(source)
+    dense = size[:-1] == output_sizes[:-1] and is_contiguous(source)
     return (-1, size[-1]) if dense else None
 
 

@@ -149,11 +149,11 @@ class FormulaReader:
         function = _operators().get(node.target)
         if function is None:
             raise Unreadable
-        own = shape(node)
+        output_sizes = shape(node)
         for source in node.all_input_nodes:
             # With broadcast rows, elements do not correspond in order.
             sizes = shape(source)
-            if sizes[:-1] != own[:-1] and any(size != 1 for size in sizes[:-1]):
+            if sizes[:-1] != output_sizes[:-1] and any(size != 1 for size in sizes[:-1]):
                 raise Unreadable
         arguments = [self._argument(arg) for arg in node.args]
         options = {name: self._argument(kwarg) for name, kwarg in node.kwargs.items()}

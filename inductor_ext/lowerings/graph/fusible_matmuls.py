@@ -98,9 +98,9 @@ class FusibleMatmuls:
             ),
             biases=joined("biases"),
         )
-        own = {node for matmul in matmuls for node in matmul.nodes}
+        inner_nodes = {node for matmul in matmuls for node in matmul.nodes}
         constants = matmuls[0].constants
-        return Fusion(problem, self.ordered(own), tuple(nodes), operands, constants, halves)
+        return Fusion(problem, self.ordered(inner_nodes), tuple(nodes), operands, constants, halves)
 
     def common_problem(self, nodes: Sequence[fx.Node], *, halves: bool) -> GemmProblem | None:
         """Return the problem of matmuls with the same operand A; None if they cannot share a

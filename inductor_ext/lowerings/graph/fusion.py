@@ -98,11 +98,11 @@ def is_closed(
         outputs: the nodes whose values the call returns.
         inputs: the arguments of the call.
     """
-    own = set(nodes)
+    node_set = set(nodes)
     return (
-        own.isdisjoint(inputs)
-        and all(set(node.users) <= own for node in own.difference(outputs))
-        and not is_written_between(own)
+        node_set.isdisjoint(inputs)
+        and all(set(node.users) <= node_set for node in node_set.difference(outputs))
+        and not is_written_between(node_set)
     )
 
 

@@ -68,7 +68,9 @@ def is_cast(node: fx.Node) -> bool:
 
     if node.target is not torch.ops.prims.convert_element_type.default:
         return False
-    return all(is_computed_in_float32(item.meta["val"]) for item in (node, *node.all_input_nodes))
+    return all(
+        is_computed_in_float32(operand.meta["val"]) for operand in (node, *node.all_input_nodes)
+    )
 
 
 def is_computed_in_float32(value: torch.Tensor) -> bool:
@@ -87,7 +89,7 @@ def shape(node: fx.Node) -> tuple[Any, ...]:
     value: Any = node.meta.get("val")
     if not hasattr(value, "shape"):
         raise Unreadable
-    return tuple(item if isinstance(item, int) else item.node.expr for item in value.shape)
+    return tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
 
 
 def flat(node: fx.Node) -> tuple[Any, Any]:
@@ -106,7 +108,8 @@ def is_contiguous(node: fx.Node) -> bool:
     expected = sympy.Integer(1)
     sizes = shape(node)
     strides = [
-        item if isinstance(item, int) else item.node.expr for item in node.meta["val"].stride()
+        stride if isinstance(stride, int) else stride.node.expr
+        for stride in node.meta["val"].stride()
     ]
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
         if size != 1 and sympy.expand(stride - expected) != 0:

@@ -88,9 +88,11 @@ def _match_gate(matmuls: FusibleMatmuls, root: fx.Node) -> Fusion | None:
     sides = (leaves[gate], leaves[up])
     if not _are_compatible(*sides):
         return None
-    own = {node for side in sides for node in (*side.nodes, *matmuls.by_output[side.matmul].nodes)}
+    inner_nodes = {
+        node for side in sides for node in (*side.nodes, *matmuls.by_output[side.matmul].nodes)
+    }
     output = _cast_of(root, sides[0].matmul.meta["val"].dtype)
-    nodes = matmuls.ordered([*own, *reader.inner, output])
+    nodes = matmuls.ordered([*inner_nodes, *reader.inner, output])
     return _fuse_gate(matmuls, sides, activation, nodes, output)
 
 

@@ -85,10 +85,12 @@ def _nodes(matmuls: FusibleMatmuls, fusion: Fusion, norm: Norm) -> tuple[fx.Node
     """Return the nodes of a fusion, of the norm, and the views in between."""
     inputs = (matmul.operands.a.node for matmul in _matmuls_of(matmuls, fusion))
     views = {view for node in inputs for view in views_of(node)}
-    own = {*fusion.nodes, *views, *norm.nodes}
+    inner_nodes = {*fusion.nodes, *views, *norm.nodes}
     # Keep a cast of the input that others read in float32; the kernel has its own.
-    own -= {node for node in norm.nodes if is_cast(node) and not set(node.users) <= own}
-    return matmuls.ordered(own)
+    inner_nodes -= {
+        node for node in norm.nodes if is_cast(node) and not set(node.users) <= inner_nodes
+    }
+    return matmuls.ordered(inner_nodes)
 
 
 def _prologue(norm: Norm, problem: GemmProblem, zero: int) -> Prologue | None:

@@ -207,20 +207,20 @@ class _Search:
         chain = _ChainBuilder(base)
         if not all(map(chain.add, nodes[1:])):
             return None
-        own = {*base.nodes, *nodes, reduction.node}
+        inner_nodes = {*base.nodes, *nodes, reduction.node}
         for node in reduction.inner[1:]:
             if node is y:
                 break
-            if set(node.users) <= own:
-                own.add(node)
-        scaling, dtype = self.find_scaling(y, reduction.node, own)
-        if dtype is None and self.find_readers(y) - own:
+            if set(node.users) <= inner_nodes:
+                inner_nodes.add(node)
+        scaling, dtype = self.find_scaling(y, reduction.node, inner_nodes)
+        if dtype is None and self.find_readers(y) - inner_nodes:
             return None
         fusion = RowAmaxFusion(
             dataclasses.replace(
                 problem, epilogue=dataclasses.replace(problem.epilogue, reductions=1, out=dtype)
             ),
-            tuple(sorted(own, key=self.order.__getitem__)),
+            tuple(sorted(inner_nodes, key=self.order.__getitem__)),
             (y, reduction.node),
             base.operands.without_epilogue(),
             dataclasses.replace(base.constants, absolute=reduction.absolute),
@@ -246,7 +246,7 @@ class _Search:
         return readers
 
     def find_scaling(
-        self, y: fx.Node, maxima: fx.Node, own: set[fx.Node]
+        self, y: fx.Node, maxima: fx.Node, inner_nodes: set[fx.Node]
     ) -> tuple[tuple[fx.Node, ...], str | None]:
         """Return the nodes that scale y to 8 bits by its amax, and the dtype; empty and None if
         there are none.
@@ -258,7 +258,7 @@ class _Search:
         after = {y, maxima}
         for node in list(self.graph.nodes)[self.order[y] + 1 :]:
             sources = [item for item in node.all_input_nodes if item in after]
-            if not sources or node in own:
+            if not sources or node in inner_nodes:
                 continue
             after.add(node)
             if not _is_pointwise(node) or any(item not in dependencies for item in sources):
@@ -360,7 +360,7 @@ class _ChainBuilder:
             self.values[node] = self.values[node.all_input_nodes[0]]
             return True
         tensors = all(
-            isinstance(item.meta.get("val"), torch.Tensor) for item in node.all_input_nodes
+            isinstance(source.meta.get("val"), torch.Tensor) for source in node.all_input_nodes
         )
         if not tensors or node.target not in lowerings:
             return False

@@ -60,14 +60,14 @@ def _independent(
     """
     selected = [group[0]]
     for node in group[1:]:
-        together = [*selected, node]
-        own = {node for member in together for node in matmuls.by_output[member].nodes}
+        members = [*selected, node]
+        nodes = {node for member in members for node in matmuls.by_output[member].nodes}
         if (
-            len(together) <= MOST_PARTS
-            and not is_written_between(own)
-            and not _is_cyclic(matmuls, together, fusions)
+            len(members) <= MOST_PARTS
+            and not is_written_between(nodes)
+            and not _is_cyclic(matmuls, members, fusions)
         ):
-            selected = together
+            selected = members
     return selected
 
 

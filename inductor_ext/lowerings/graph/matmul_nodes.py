@@ -201,19 +201,19 @@ def broadcast_kind(
         shape: of the output, [..., M, N], ints.
         hints: as in `problem_of`.
     """
-    own = concrete_sizes(value.shape, hints)
+    sizes = concrete_sizes(value.shape, hints)
     strides = concrete_sizes(value.stride(), hints)
     # An expanded dimension holds one element.
-    own = tuple(1 if stride == 0 else size for size, stride in zip(own, strides, strict=True))
-    own = (1,) * (len(shape) - len(own)) + own
+    sizes = tuple(1 if stride == 0 else size for size, stride in zip(sizes, strides, strict=True))
+    sizes = (1,) * (len(shape) - len(sizes)) + sizes
     # A vector is a row even if the output has only one row.
-    if own == tuple(shape) and value.dim() > 1:
+    if sizes == tuple(shape) and value.dim() > 1:
         return "matrix"
-    if math.prod(own) == 1:
+    if math.prod(sizes) == 1:
         return "scalar"
-    if own[-1] == shape[-1] and math.prod(own[:-1]) == 1:
+    if sizes[-1] == shape[-1] and math.prod(sizes[:-1]) == 1:
         return "row"
-    if own[-1] == 1 and own[:-1] == tuple(shape[:-1]):
+    if sizes[-1] == 1 and sizes[:-1] == tuple(shape[:-1]):
         return "column"
     return "matrix"
 
@@ -261,7 +261,7 @@ def _tensors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor,
     """Return A, B and the output, which must be dense, non-empty CUDA tensors."""
     import torch
 
-    tensors = tuple(value_of(item) for item in (a, b, node))
+    tensors = tuple(value_of(operand) for operand in (a, b, node))
     for value in tensors:
         if value.device.type != "cuda":
             raise NotCovered(f"it runs on {value.device.type}")
@@ -437,7 +437,7 @@ def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
     args = call_arguments(node)
     problem = _grouped(node, hints, FP8)
     m, n = (
-        concrete_sizes(value_of(args[item]).shape)[i] for item, i in (("self", -2), ("mat2", -1))
+        concrete_sizes(value_of(args[name]).shape)[i] for name, i in (("self", -2), ("mat2", -1))
     )
     rows, columns = {
         "m": ((m,), (problem.batch, n)),

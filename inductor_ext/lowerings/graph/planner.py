@@ -205,7 +205,9 @@ class Planner:
                 for problem in self._problems(candidate)
                 if problem.epilogue.tree is not None
             )
-            if any(isinstance(decide.forced_config(item), CutlassConfig) for item in problems):
+            if any(
+                isinstance(decide.forced_config(problem), CutlassConfig) for problem in problems
+            ):
                 return candidate
         return site
 
@@ -217,13 +219,13 @@ class Planner:
         if not any(isinstance(config, CutlassConfig) for config in configs):
             return site
         if site.fusion is not None:
-            now = self._fused_site(site.fusion)
+            refreshed = self._fused_site(site.fusion)
         else:
             problem = problem_of(site.nodes[0])
             assert problem is not None
-            now = self._plain_site(site.nodes[0], problem)
-        self._decide([now])
-        return now
+            refreshed = self._plain_site(site.nodes[0], problem)
+        self._decide([refreshed])
+        return refreshed
 
     def _sizes(self, site: Site) -> list[int]:
         """Return the values of M to decide at, ascending; only one if M is static."""

@@ -63,8 +63,8 @@ class Site:
     @property
     def other_symbols(self) -> set[sympy.Symbol]:
         """The symbols in N, K and the batch size."""
-        own = self.a.meta["val"].shape
-        sizes = [size for axis, size in enumerate(own) if axis not in self.axes]
+        shape = self.a.meta["val"].shape
+        sizes = [size for axis, size in enumerate(shape) if axis not in self.axes]
         if self.fusion is None:
             # The N of a fusion is static.
             sizes.append(self.nodes[0].meta["val"].shape[-1])
