@@ -160,9 +160,9 @@ def find_compiles(target: Callable[..., Any]) -> list[Compile]:
     identity = None if code is None else _identity(code)
     if isinstance(original, types.FunctionType):
         return [c for c in compiles if c.code == identity or identity in c.around]
-    own = [c for c in compiles if c.calls(original) or c.calls(target)]
-    if own or code is None:
-        return own
+    matches = [c for c in compiles if c.calls(original) or c.calls(target)]
+    if matches or code is None:
+        return matches
     same_code = [c for c in compiles if c.code == identity]
     siblings = [
         module for c in same_code for module in c.modules() if type(module) is type(original)

@@ -120,9 +120,9 @@ def out_variant(operator: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] 
         return None
     arguments = variant._schema.arguments
     outs = tuple(argument.name for argument in arguments if argument.is_out)
-    own = [argument.name for argument in arguments if not argument.is_out]
+    names = [argument.name for argument in arguments if not argument.is_out]
     expected = [argument.name for argument in operator._schema.arguments]
-    if own != expected or len(outs) != len(operator._schema.returns):
+    if names != expected or len(outs) != len(operator._schema.returns):
         return None
     return variant, outs
 

@@ -73,7 +73,7 @@ def storage_rows(
             )
         )
     inner = [(start, end, peaks, "subgraph") for start, end, peaks in memory.calls]
-    inner += [(at, at + 1, {device: size}, "scratch") for at, device, size in memory.scratch]
+    inner += [(step, step + 1, {device: size}, "scratch") for step, device, size in memory.scratch]
     for start, end, peaks, name in inner:
         kind = "subgraph" if name == "subgraph" else "extern"
         rows += [

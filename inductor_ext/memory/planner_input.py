@@ -197,7 +197,7 @@ def max_live_bytes(
     """Return the peak by device, including the memory of one assumption of `list_other_memory`."""
     peaks = {}
     for device, profiles in other.items():
-        own = placement_policy.device_live_bytes(storages, steps, device)
-        total = (a + b for a, b in zip(own, profiles[assumption], strict=True))
+        live_bytes = placement_policy.device_live_bytes(storages, steps, device)
+        total = (a + b for a, b in zip(live_bytes, profiles[assumption], strict=True))
         peaks[device] = max(total, default=0)
     return peaks

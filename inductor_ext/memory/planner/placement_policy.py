@@ -77,8 +77,8 @@ def device_live_bytes(
     storages: Iterable[LiveRange], steps: int, device: str, sample: int = 0
 ) -> list[int]:
     """Return the live bytes on `device` at each of the `steps`, at a sample of the sizes."""
-    own = (storage for storage in storages if storage.device == device)
-    spans = ((max(s.start, 0), min(s.end, steps), s.size_at(sample)) for s in own)
+    on_device = (storage for storage in storages if storage.device == device)
+    spans = ((max(s.start, 0), min(s.end, steps), s.size_at(sample)) for s in on_device)
     return live_bytes(spans, steps)
 
 
@@ -103,15 +103,15 @@ class _Headroom:
     limit: list[int]
     """Limit in bytes at each step."""
 
-    def largest_fit(self, start: int, own: Sequence[int]) -> tuple[int, int]:
-        """Return the largest constant allocation that can replace `own`, and the limiting step.
+    def largest_fit(self, start: int, member_bytes: Sequence[int]) -> tuple[int, int]:
+        """Return the largest constant allocation that can replace members, and the limiting step.
 
-        `own[i]` are the bytes at step start + i; the allocation spans the same steps. The second
-        value is the first step at which nothing larger fits under the limit.
+        `member_bytes[i]` are the bytes at step start + i; the allocation spans the same steps. The
+        second value is the first step at which nothing larger fits under the limit.
         """
         return min(
             (self.limit[step] - self.profile[step] + load, step)
-            for step, load in enumerate(own, start)
+            for step, load in enumerate(member_bytes, start)
         )
 
     def fits(self, gap: slice, storage: LiveRange) -> bool:
@@ -120,10 +120,10 @@ class _Headroom:
         profile, limit = self.profile[gap], self.limit[gap]
         return all(load + size <= most for load, most in zip(profile, limit, strict=True))
 
-    def replace(self, start: int, size: int, own: Sequence[int]) -> None:
-        """Count an allocation of constant size instead of `own`."""
-        for step, mine in enumerate(own, start):
-            self.profile[step] += size - mine
+    def replace(self, start: int, size: int, member_bytes: Sequence[int]) -> None:
+        """Count an allocation of constant size instead of `member_bytes`."""
+        for step, load in enumerate(member_bytes, start):
+            self.profile[step] += size - load
 
 
 def decide(
@@ -166,10 +166,10 @@ def decide(
             for arena, inside in _find_arenas(
                 storages, indices, headrooms[device], plan, sizes, force
             ):
-                at = (arena.peak_hint, *sizes(arena))
+                arena_bytes = (arena.peak_hint, *sizes(arena))
                 for headroom in headrooms[device]:
-                    own = _member_bytes(storages, inside, arena, headroom.sample)
-                    headroom.replace(arena.start, at[headroom.sample], own)
+                    member_bytes = _member_bytes(storages, inside, arena, headroom.sample)
+                    headroom.replace(arena.start, arena_bytes[headroom.sample], member_bytes)
                 arenas.append(arena)
                 members.update(inside)
 
@@ -207,7 +207,10 @@ def _peaks(headrooms: Mapping[str, Sequence[_Headroom]]) -> tuple[dict[str, int]
     }
     return tuple(
         # A device with fewer profiles has the same profile under the further assumptions.
-        {device: own[min(number, len(own) - 1)] for device, own in peaks.items()}
+        {
+            device: device_peaks[min(number, len(device_peaks) - 1)]
+            for device, device_peaks in peaks.items()
+        }
         for number in range(max(map(len, peaks.values()), default=1))
     )
 
@@ -250,21 +253,30 @@ def _find_arenas(
             if force:
                 yield arena, inside
             elif len(inside) > 1:
-                at = (arena.peak_hint, *sizes(arena))
-                own = [_member_bytes(storages, inside, arena, sample) for sample in range(len(at))]
+                arena_bytes = (arena.peak_hint, *sizes(arena))
+                member_bytes = [
+                    _member_bytes(storages, inside, arena, sample)
+                    for sample in range(len(arena_bytes))
+                ]
                 # Divide the storages at the worst violation.
                 allowed, step, sample = max(
                     (
                         (fit, step, headroom.sample)
                         for headroom in headrooms
-                        for fit, step in [headroom.largest_fit(arena.start, own[headroom.sample])]
+                        for fit, step in [
+                            headroom.largest_fit(arena.start, member_bytes[headroom.sample])
+                        ]
                     ),
-                    key=lambda limit: (at[limit[2]] - limit[0]) / (at[limit[2]] or 1),
+                    key=lambda limit: (
+                        (arena_bytes[limit[2]] - limit[0]) / (arena_bytes[limit[2]] or 1)
+                    ),
                 )
-                if at[sample] <= allowed:
+                if arena_bytes[sample] <= allowed:
                     yield arena, inside
                 else:
-                    pending += _divide(storages, inside, own[sample], sample, step, allowed)
+                    pending += _divide(
+                        storages, inside, member_bytes[sample], sample, step, allowed
+                    )
 
 
 _MAX_ATTEMPTS = 64
@@ -274,7 +286,7 @@ _MAX_ATTEMPTS = 64
 def _divide(
     storages: Sequence[LiveRange],
     inside: list[int],
-    own: Sequence[int],
+    member_bytes: Sequence[int],
     sample: int,
     step: int,
     allowed: int,
@@ -286,7 +298,7 @@ def _divide(
     `step`. They get their own arena, which can end earlier and then leaves headroom at `step`.
     Otherwise time is split at `step`, and the storages that are live there are not placed.
     """
-    if 2 * allowed >= max(own):
+    if 2 * allowed >= max(member_bytes):
         rest, evicted = _evict(storages, inside, sample, step, allowed)
         if evicted and rest:
             return [evicted, rest]

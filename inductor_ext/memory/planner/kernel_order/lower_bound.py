@@ -29,13 +29,13 @@ def find_lower_bound(graph: StepGraph, order: Sequence[int], effort: int) -> int
         sum(max(graph.sizes[buffer] for buffer in group) for group in graph.in_place[step])
         for step in range(steps)
     ]
-    own = [
+    step_bytes = [
         graph.allocates[step]
         + sum(graph.sizes[buffer] for buffer in graph.reads[step])
         - saved[step]
         for step in range(steps)
     ]
-    bound = max(own)
+    bound = max(step_bytes)
     sources = [step for step in range(steps) if not graph.predecessors[step]]
     bound = max(bound, graph.input_bytes + min(graph.allocates[s] - saved[s] for s in sources))
     bound = max(bound, sum(buffer.size for buffer in graph.buffers if buffer.is_output))
@@ -53,7 +53,9 @@ def find_lower_bound(graph: StepGraph, order: Sequence[int], effort: int) -> int
             bits |= after[later]
         after[step] = bits
     affordable = max(effort // (4 * (len(graph.buffers) + 1)), 1)
-    for step in heapq.nlargest(affordable, range(steps), key=lambda step: (own[step], -step)):
+    for step in heapq.nlargest(
+        affordable, range(steps), key=lambda step: (step_bytes[step], -step)
+    ):
         earlier, later = before[step], after[step]
         load = -saved[step]
         for buffer in graph.buffers:
