@@ -77,15 +77,15 @@ def growth(allocations: Iterable[Allocation]) -> tuple[int, list[int]]:
             the sequence.
     """
     total = highest = 0
-    own: set[int] = set()
+    live_blocks: set[int] = set()
     foreign = []
     for allocation in allocations:
         total += allocation.bytes
         highest = max(highest, total)
         if allocation.bytes > 0:
-            own.add(allocation.pointer)
-        elif allocation.pointer in own:
-            own.discard(allocation.pointer)
+            live_blocks.add(allocation.pointer)
+        elif allocation.pointer in live_blocks:
+            live_blocks.discard(allocation.pointer)
         else:
             foreign.append(-allocation.bytes)
     return highest, foreign
@@ -110,8 +110,8 @@ def _predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int
                 del sizes[size]
             before += storage.bytes
         storages.append(storage)
-    own = dataclasses.replace(record, storages=tuple(storages))
-    return max(0, max(peak_report.allocated_bytes(own, device)) - before)
+    device_record = dataclasses.replace(record, storages=tuple(storages))
+    return max(0, max(peak_report.allocated_bytes(device_record, device)) - before)
 
 
 def measure(

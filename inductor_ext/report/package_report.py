@@ -224,12 +224,16 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
 
 def _format_features(features: Sequence[str]) -> str:
     """Format CPU features as the largest baseline level included, and the additional features."""
-    needed = set(features)
-    levels = [name for name, item in cpu_isa.LEVELS.items() if item and item <= needed]
+    feature_set = set(features)
+    levels = [
+        name
+        for name, level_features in cpu_isa.LEVELS.items()
+        if level_features and level_features <= feature_set
+    ]
     if not levels:
         return ", ".join(features)
     level = max(levels, key=lambda name: len(cpu_isa.LEVELS[name]))
-    return ", ".join([level, *sorted(needed - cpu_isa.LEVELS[level])])
+    return ", ".join([level, *sorted(feature_set - cpu_isa.LEVELS[level])])
 
 
 def _format_inputs(inputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -337,9 +341,9 @@ def _format_files(report: Report) -> Iterator[str]:
 def _format_table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
     cells = list(rows)
     columns = max(map(len, cells), default=0)
-    filled = [(*row, *[""] * (columns - len(row))) for row in cells]
-    widths = [max(len(row[at]) for row in filled) for at in range(columns)]
-    for row in filled:
+    padded = [(*row, *[""] * (columns - len(row))) for row in cells]
+    widths = [max(len(row[column]) for row in padded) for column in range(columns)]
+    for row in padded:
         line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
         yield f"    {line.rstrip()}"
 
@@ -395,10 +399,10 @@ def _keyed_items(value: Any) -> dict[str, Any] | None:
         return {f".{key}" if key.isidentifier() else f"[{key!r}]": value[key] for key in value}
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         items: dict[str, Any] = {}
-        for at, item in enumerate(value):
+        for index, item in enumerate(value):
             name = item.get("fqn") or item.get("name") or item.get("path")
-            key = f"[{name!r}]" if name else f"[{at}]"
-            items[key if key not in items else f"[{at}]"] = item
+            key = f"[{name!r}]" if name else f"[{index}]"
+            items[key if key not in items else f"[{index}]"] = item
         return items
     return None
 
