@@ -223,8 +223,10 @@ def _package_from(
                 ignore_performance_guards(program),
                 events.capture(MemoryPlanRecord, this_thread=True) as records,
             ):
-                own = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
-                files[name] = _compile(program, {**patches, **own})
+                output_options = (
+                    {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
+                )
+                files[name] = _compile(program, {**patches, **output_options})
             if collected:
                 artifacts[name] = collected[-1]
             if records:
