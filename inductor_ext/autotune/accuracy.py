@@ -164,7 +164,7 @@ class Verifier:
             Why Inductor's path itself exceeds the bound; None if it does not.
         """
         errors = [self._error(index, output) for index, output in enumerate(outputs)]
-        wrong = self._judge(errors)
+        failure = self._judge(errors)
         if all(error <= _STOCK_LIMIT for error in errors):
             self._allowed = [
                 max(limit, _STOCK_FACTOR * error)
@@ -172,7 +172,7 @@ class Verifier:
             ]
             if not self._all_rows:
                 self._stock = tuple(outputs)
-        return wrong
+        return failure
 
     def check(self, call: Callable[[], Sequence[torch.Tensor]]) -> str | None:
         """Run a candidate twice; return why its outputs are wrong, or None.

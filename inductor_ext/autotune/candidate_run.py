@@ -221,11 +221,11 @@ class _Trial:
         problem = self.problem
         rows = problem.outputs * len(accuracy.sampled_rows(problem))
         exact = 8 * (problem.batch * problem.k * problem.n + rows * (problem.k + 4 * problem.n))
-        needed = program.bytes + 3 * problem.bytes_written + exact
-        if free is None or needed <= 0.9 * free:
+        required_bytes = program.bytes + 3 * problem.bytes_written + exact
+        if free is None or required_bytes <= 0.9 * free:
             return None
         gib = 1 << 30
-        return f"tuning needs {needed / gib:.1f} GiB, and {free / gib:.1f} GiB are free"
+        return f"tuning needs {required_bytes / gib:.1f} GiB, and {free / gib:.1f} GiB are free"
 
     def _verified(
         self, program: Any, inputs: Any, stock: Compiled, candidates: dict[Config, Compiled]
@@ -272,8 +272,8 @@ class _Trial:
         gain, needed = verdict.gain / stock, verdict.needed / stock
         if verdict.index:
             return f"{gain:.1%} less time than Inductor (default)"
-        ahead = f"{gain:.1%} ahead" if gain > 0 else f"{-gain:.1%} behind"
-        return f"the best candidate is {ahead}; {needed:.1%} ahead is required"
+        difference = f"{gain:.1%} ahead" if gain > 0 else f"{-gain:.1%} behind"
+        return f"the best candidate is {difference}; {needed:.1%} ahead is required"
 
 
 def _words(error: BaseException) -> str:

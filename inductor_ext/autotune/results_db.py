@@ -220,10 +220,10 @@ class TuningDatabase:
         if not tuning:
             return "-".join(self._token(source) for source in STORED_SOURCES)
         if self.folder is None:
-            place = "none"
+            location = "none"
         else:
-            place = "" if self.folder == tuning_folder() else hash_texts(str(self.folder))
-        return f"{place}-{self._token('imported')}"
+            location = "" if self.folder == tuning_folder() else hash_texts(str(self.folder))
+        return f"{location}-{self._token('imported')}"
 
     def _token(self, source: results_folder.Source) -> str:
         return "" if self.files is None else self.files.token(source)

@@ -185,11 +185,11 @@ class ResultsFolder(SharedFolder):
 
     def _collect(self, source: Source, added: Collection[pathlib.Path]) -> None:
         """Remove the oldest files above the limit, except `added`, and what dead writers left."""
-        place = self.make(source)
-        for name in os.listdir(place):
+        folder = self.make(source)
+        for name in os.listdir(folder):
             # Only the holder of the write lock creates temporary folders here.
             if name.startswith(TEMPORARY):
-                shutil.rmtree(place / name, ignore_errors=True)
+                shutil.rmtree(folder / name, ignore_errors=True)
         paths = self._paths(source)
         if len(paths) > self.max_entries:
             old = [path for path in paths if path not in added]

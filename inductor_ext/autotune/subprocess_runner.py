@@ -226,10 +226,10 @@ class _Worker:
             if not poller.poll(1e3 * max(0.0, end - time.monotonic())):
                 self.close()
                 raise _WorkerError(f"no result within {deadline:g} s")
-            piece = os.read(self._answer, 1 << 16)
-            if not piece:
+            chunk = os.read(self._answer, 1 << 16)
+            if not chunk:
                 raise self._ended()
-            self._buffer += piece
+            self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
