@@ -44,9 +44,10 @@ def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
     flags = tuple(vector_flags.split())
     if machine != "x86_64":
         # Arm's levels do not rank what kernels use; torch compiles for the current machine.
-        used = features & {"asimd", "sve", "bf16", "i8mm"} if flags else frozenset[str]()
+        kernel_features = features & {"asimd", "sve", "bf16", "i8mm"} if flags else frozenset[str]()
         return Target(
-            (*flags, "-mcpu=native") if machine == "aarch64" else flags, tuple(sorted(used))
+            (*flags, "-mcpu=native") if machine == "aarch64" else flags,
+            tuple(sorted(kernel_features)),
         )
     if "-mavx512f" in flags:
         level = "x86-64-v4"
@@ -54,8 +55,8 @@ def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
         level = "x86-64-v3"
     else:
         level = "x86-64-v2"
-    beyond = {name for name in _BEYOND if f"-m{name}" in flags}
-    required = cpu_isa.features_of(level) | beyond
+    further_features = {name for name in _BEYOND if f"-m{name}" in flags}
+    required = cpu_isa.features_of(level) | further_features
     return Target((f"-march={level}", "-mtune=native", *flags), tuple(sorted(required)))
 
 

@@ -232,9 +232,9 @@ class _Run:
     def _used(self, statements: Sequence[Statement]) -> list[Statement]:
         """Return, in order, the declarations of variables that `statements` use."""
         words = set().union(*(statement.words for statement in statements))
-        used = [self.declared[word] for word in words & self.declared.keys()]
-        used.sort(key=lambda statement: statement.line)
-        return [statement for statement in used if statement.line <= statements[-1].line]
+        declarations = [self.declared[word] for word in words & self.declared.keys()]
+        declarations.sort(key=lambda statement: statement.line)
+        return [statement for statement in declarations if statement.line <= statements[-1].line]
 
     def units(self, program: Program, size: int, line: int, head: Sequence[str]) -> list[str]:
         """Return the units, as `Program.units`.
@@ -262,15 +262,19 @@ class _Run:
             # At this size, splitting `run_impl` into functions saves enough.
             return [main + "".join(map(self._function, range(len(weights)))) + "}\n"]
         groups: list[list[int]] = [[] for _ in range(count)]
-        done = 0
+        assigned_weight = 0
         for number, weight in enumerate(weights):
-            groups[min(count - 1, done * count // sum(weights))].append(number)
-            done += weight
+            groups[min(count - 1, assigned_weight * count // sum(weights))].append(number)
+            assigned_weight += weight
         units = [f"{main}}}\n"]
         for numbers in filter(None, groups):
             functions = "".join(map(self._function, numbers))
-            called = {word for n in numbers for s in self.functions[n][1] for word in s.words}
-            units.append(f"{program.text(Section.SHARED, functions=called)}{frames}{functions}}}\n")
+            function_names = {
+                word for n in numbers for s in self.functions[n][1] for word in s.words
+            }
+            units.append(
+                f"{program.text(Section.SHARED, functions=function_names)}{frames}{functions}}}\n"
+            )
         return units
 
     def _line(self, number: int) -> str:

@@ -86,12 +86,12 @@ class PackageFiles:
             exc.BadPackageError: a file is damaged or not listed in the manifest.
             exc.ArtifactLoadError: `folder` cannot be written.
         """
-        needed = {
+        names = {
             name
             for name in self._package.entries
             if name.startswith((self._prefix, _CONSTANTS)) and not name.endswith(_UNUSED)
         }
-        for name in sorted({*needed, self.library}):
+        for name in sorted({*names, self.library}):
             target = os.path.join(folder, *name.split("/"))
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
             try:
@@ -167,8 +167,8 @@ class PackageFiles:
         if pieces is None:
             return zip_format.file_sha256(path, begin, size) == expected
 
-        def check(piece: tuple[int, int, str]) -> bool:
-            return zip_format.file_sha256(path, begin + piece[0], piece[1]) == piece[2]
+        def check(constant: tuple[int, int, str]) -> bool:
+            return zip_format.file_sha256(path, begin + constant[0], constant[1]) == constant[2]
 
         workers = min(8, len(os.sched_getaffinity(0)))
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:

@@ -77,8 +77,8 @@ def render(model: str, signature: Signature) -> str:
             text = _escape_comment(f"Output {index} is always {output.value!r}.")
             lines.append(f"/* {text} */")
             continue
-        place = _to_identifier(output.path) if output.path else str(index)
-        name = _make_unique(f"{prefix}_OUTPUT_{place}", used)
+        label = _to_identifier(output.path) if output.path else str(index)
+        name = _make_unique(f"{prefix}_OUTPUT_{label}", used)
         if isinstance(output, SymbolOutput):
             description = f"{output.type} in a tensor of no dimensions"
         else:
