@@ -68,14 +68,14 @@ def _find(matmuls: FusibleMatmuls, settings: Settings, others: Sequence[Fusion])
     """
     rounds = numerics.has_exact_pointwise()
     gated = list(find_gated_fusions(matmuls)) if settings.gemm_fuse_gated and not rounds else []
-    used = {node for fusion in gated for node in fusion.nodes}
+    fused_nodes = {node for fusion in gated for node in fusion.nodes}
     shared = []
     if settings.gemm_fuse_shared_input:
-        shared = find_shared_input_fusions(matmuls, [*others, *gated], used)
-        used |= {node for fusion in shared for node in fusion.nodes}
+        shared = find_shared_input_fusions(matmuls, [*others, *gated], fused_nodes)
+        fused_nodes |= {node for fusion in shared for node in fusion.nodes}
     fusions = [*gated, *shared]
     if not settings.gemm_fuse_norm or rounds:
         return fusions
-    single = [matmul for node, matmul in matmuls.by_output.items() if node not in used]
+    single = [matmul for node, matmul in matmuls.by_output.items() if node not in fused_nodes]
     normed = [add_norm(matmuls, fusion) for fusion in (*fusions, *single)]
     return [*(fusion for fusion in normed if fusion is not None), *fusions]
