@@ -315,12 +315,12 @@ def _evict(
     Storages that are live at `step` are evicted last.
     """
     live: dict[int, None] = {}
-    used = 0
+    live_size = 0
     evicted: dict[int, None] = {}
     ends: list[tuple[int, int]] = []
 
     def preference(index: int) -> tuple[bool, bool, int, int, int]:
-        storage, size, over = storages[index], storages[index].size_at(sample), used - allowed
+        storage, size, over = storages[index], storages[index].size_at(sample), live_size - allowed
         stays = storage.start <= step < storage.end
         return stays, size < over, abs(size - over), -storage.end, index
 
@@ -330,14 +330,14 @@ def _evict(
             ended = heapq.heappop(ends)[1]
             if ended in live:
                 del live[ended]
-                used -= storages[ended].size_at(sample)
+                live_size -= storages[ended].size_at(sample)
         live[index] = None
-        used += storage.size_at(sample)
+        live_size += storage.size_at(sample)
         heapq.heappush(ends, (storage.end, index))
-        while used > allowed and live:
+        while live_size > allowed and live:
             victim = min(live, key=preference)
             del live[victim]
-            used -= storages[victim].size_at(sample)
+            live_size -= storages[victim].size_at(sample)
             evicted[victim] = None
     return [index for index in inside if index not in evicted], list(evicted)
 

@@ -25,19 +25,21 @@ def find_lower_bound(graph: StepGraph, order: Sequence[int], effort: int) -> int
     steps = graph.steps
     if not steps:
         return 0
-    saved = [
+    in_place_bytes = [
         sum(max(graph.sizes[buffer] for buffer in group) for group in graph.in_place[step])
         for step in range(steps)
     ]
     step_bytes = [
         graph.allocates[step]
         + sum(graph.sizes[buffer] for buffer in graph.reads[step])
-        - saved[step]
+        - in_place_bytes[step]
         for step in range(steps)
     ]
     bound = max(step_bytes)
     sources = [step for step in range(steps) if not graph.predecessors[step]]
-    bound = max(bound, graph.input_bytes + min(graph.allocates[s] - saved[s] for s in sources))
+    bound = max(
+        bound, graph.input_bytes + min(graph.allocates[s] - in_place_bytes[s] for s in sources)
+    )
     bound = max(bound, sum(buffer.size for buffer in graph.buffers if buffer.is_output))
 
     before = [0] * steps  # bits of the step and all steps that must precede it
@@ -57,7 +59,7 @@ def find_lower_bound(graph: StepGraph, order: Sequence[int], effort: int) -> int
         affordable, range(steps), key=lambda step: (step_bytes[step], -step)
     ):
         earlier, later = before[step], after[step]
-        load = -saved[step]
+        load = -in_place_bytes[step]
         for buffer in graph.buffers:
             if buffer.producer is not None and not earlier >> buffer.producer & 1:
                 continue

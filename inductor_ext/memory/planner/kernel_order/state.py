@@ -68,15 +68,15 @@ class OrderState:
                 break  # live bytes here depend on which steps ran before, not on their order
             if late and not runs_on:
                 deferred = 0
-            freed = graph.scratch[step]
+            freed_bytes = graph.scratch[step]
             for buffer in graph.uses[step]:
                 if last[buffer] == index:
-                    freed += sizes[buffer]
-            saved = self._in_place_bytes(step, index) if graph.in_place[step] else 0
-            loads[index] = live + deferred + graph.allocates[step] - saved
-            live += graph.allocates[step] - freed
+                    freed_bytes += sizes[buffer]
+            in_place_bytes = self._in_place_bytes(step, index) if graph.in_place[step] else 0
+            loads[index] = live + deferred + graph.allocates[step] - in_place_bytes
+            live += graph.allocates[step] - freed_bytes
             if runs_on:
-                deferred += freed - saved
+                deferred += freed_bytes - in_place_bytes
             index += 1
         return index
 

@@ -187,8 +187,12 @@ class _Window:
                 pending = deferred + freed - saved if late and kind else 0
                 highest = max(peak, load)
                 count = batches + (kind and not key & 1)
-                old = successors.get(state_key)
-                if old is not None and (old[0], old[1], old[2]) <= (highest, pending, count):
+                previous = successors.get(state_key)
+                if previous is not None and (previous[0], previous[1], previous[2]) <= (
+                    highest,
+                    pending,
+                    count,
+                ):
                     continue
                 opens = ready & ~(1 << index)
                 for other in enables[index]:
@@ -200,12 +204,12 @@ class _Window:
 
     def _saved(self, index: int, missing: int) -> int:
         """Return the bytes that a step does not allocate because it reuses memory in place."""
-        saved = 0
-        reused: list[int] = []
+        in_place_bytes = 0
+        buffers: list[int] = []
         for group in self.in_place[index]:
             for users, size, buffer in group:
-                if not users & missing and buffer not in reused:
-                    reused.append(buffer)
-                    saved += size
+                if not users & missing and buffer not in buffers:
+                    buffers.append(buffer)
+                    in_place_bytes += size
                     break
-        return saved
+        return in_place_bytes
