@@ -147,14 +147,14 @@ def headline(record: MemoryPlanRecord) -> str:
     """Return a one-line summary of the plan of a generated function."""
     if record.reason:
         return f"{record.graph} ({record.kind}): planned by Inductor (default): {record.reason}"
-    gained = ""
+    comparison = ""
     if record.peak_reordered_from is not None:
-        gained = f" ({human_bytes(record.peak_reordered_from)} in Inductor's kernel order)"
+        comparison = f" ({human_bytes(record.peak_reordered_from)} in Inductor's kernel order)"
     arenas = len(record.arenas)
     return (
         f"{record.graph} ({record.kind}): peak {human_bytes(record.peak_before)} -> "
         f"{human_bytes(record.peak)}, lower bound {human_bytes(record.lower_bound)}"
-        f"{gained}, ratio {record.ratio:.3f}, {arenas} arena{'s' if arenas != 1 else ''}, "
+        f"{comparison}, ratio {record.ratio:.3f}, {arenas} arena{'s' if arenas != 1 else ''}, "
         f"allocator calls {record.calls_before} -> {record.calls}"
     )
 
