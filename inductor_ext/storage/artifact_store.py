@@ -139,14 +139,14 @@ class ArtifactStore:
         """
         with self._opened(key) as record:
             folder = self._entry(key)
-            intact = False
+            is_intact = False
             if record is not None:
                 with self._shared.warn_on_error("read"):
-                    intact = all(
+                    is_intact = all(
                         has_digest(folder / name, size, digest)
                         for name, (size, digest) in record.files.items()
                     )
-            if intact:
+            if is_intact:
                 yield folder
                 return
         if record is not None:
@@ -415,8 +415,8 @@ class ArtifactStore:
         for path in list_folder(self._entries):
             with contextlib.suppress(FileNotFoundError):
                 if _has_record(path):
-                    used = os.lstat(path / _RECORD).st_mtime
-                    listing.append((used, sum(file_sizes(path).values()), path.name))
+                    last_use = os.lstat(path / _RECORD).st_mtime
+                    listing.append((last_use, sum(file_sizes(path).values()), path.name))
         return listing
 
     # --- builds in progress ---

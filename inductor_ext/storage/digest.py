@@ -45,8 +45,8 @@ def hash_buffer(data: Any) -> str:
 
     def hash_blocks(blocks: range, digests: list[bytes]) -> None:
         for block in blocks:
-            piece = view[block * _BLOCK : (block + 1) * _BLOCK]
-            digests[block] = hashlib.sha256(piece).digest()
+            chunk = view[block * _BLOCK : (block + 1) * _BLOCK]
+            digests[block] = hashlib.sha256(chunk).digest()
 
     return _tree_digest(view.nbytes, hash_blocks)
 
@@ -62,20 +62,20 @@ def hash_file(source: int, size: int) -> str:
         buffer = memoryview(bytearray(min(_BLOCK, max(size, 1))))
         for block in blocks:
             start = block * _BLOCK
-            piece = buffer[: min(_BLOCK, size - start)]
-            _read(source, piece, start)
-            digests[block] = hashlib.sha256(piece).digest()
+            chunk = buffer[: min(_BLOCK, size - start)]
+            _read(source, chunk, start)
+            digests[block] = hashlib.sha256(chunk).digest()
 
     return _tree_digest(size, hash_blocks)
 
 
-def _read(descriptor: int, piece: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(piece):
-        count = os.preadv(descriptor, [piece[done:]], offset + done)
+def _read(descriptor: int, chunk: memoryview, offset: int) -> None:
+    position = 0
+    while position < len(chunk):
+        count = os.preadv(descriptor, [chunk[position:]], offset + position)
         if count == 0:
             raise OSError("the file has become shorter")
-        done += count
+        position += count
 
 
 def _tree_digest(size: int, hash_blocks: Callable[[range, list[bytes]], None]) -> str:

@@ -60,9 +60,9 @@ def has_digest(
             return False
         if target is None:
             return hash_file(source, size) == digest
-        with open_for_writing(target) as written:
-            copy_bytes(source, written, size)
-            return hash_file(written, size) == digest
+        with open_for_writing(target) as target_file:
+            copy_bytes(source, target_file, size)
+            return hash_file(target_file, size) == digest
 
 
 def copy_bytes(source: int, target: int, size: int) -> None:
@@ -74,17 +74,17 @@ def copy_bytes(source: int, target: int, size: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.ioctl(target, _FICLONE, source)
         return
-    done = 0
-    while done < size:
+    position = 0
+    while position < size:
         try:
-            count = os.copy_file_range(source, target, size - done, done, done)
+            count = os.copy_file_range(source, target, size - position, position, position)
         except OSError:
             # Not supported between these two file systems; sendfile can read any file.
-            os.lseek(target, done, os.SEEK_SET)
-            count = os.sendfile(target, source, done, size - done)
+            os.lseek(target, position, os.SEEK_SET)
+            count = os.sendfile(target, source, position, size - position)
         if count == 0:
             raise OSError("the file has become shorter")
-        done += count
+        position += count
 
 
 def file_sizes(folder: pathlib.Path) -> dict[str, int]:
