@@ -202,9 +202,9 @@ class _Planner:
             stock, other, self.stock_memory.steps, self.assumption
         )
         calls_before = placement_policy.count_calls(stock)
-        separate = planner_input.to_live_ranges(self.memory)
+        unplaced_ranges = planner_input.to_live_ranges(self.memory)
         bound = planner_input.max_live_bytes(
-            separate, self.other, self.memory.steps, self.assumption
+            unplaced_ranges, self.other, self.memory.steps, self.assumption
         )
         peak = decision.peaks[self.assumption]
         better = (sum(peak.values()), decision.calls) <= (sum(peak_before.values()), calls_before)
@@ -212,7 +212,7 @@ class _Planner:
         # headroom for unbounded workspace. The comparison does not see either.
         better |= bool(self.known_from or self.samples or self.unbounded_steps)
         memory, calls = self.memory, decision.calls
-        used: placement_policy.Decision | None = decision
+        applied: placement_policy.Decision | None = decision
         if self.force or not self.reuse or better:
             self.wrapper.lines, variables = write_plan(
                 self.wrapper,
@@ -227,7 +227,7 @@ class _Planner:
         else:
             self.wrapper.lines = self.stock_plan
             strategy, peak, calls, rows = "stock", peak_before, calls_before, ()
-            memory, used = self.stock_memory, None
+            memory, applied = self.stock_memory, None
         record_peaks(self.wrapper, peak)
         return plan_record.make_record(
             self.wrapper,
@@ -241,7 +241,7 @@ class _Planner:
             calls_before=calls_before,
             calls=calls,
             arenas=rows,
-            storages=plan_record.storage_rows(memory, used, inputs=self.is_backward),
+            storages=plan_record.storage_rows(memory, applied, inputs=self.is_backward),
         )
 
     def _decide(self) -> placement_policy.Decision:
