@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from inductor_ext.memory.planner.kernel_order.problem import StepGraph
 
@@ -42,18 +42,8 @@ def find_lower_bound(graph: StepGraph, order: Sequence[int], effort: int) -> int
     )
     bound = max(bound, sum(buffer.size for buffer in graph.buffers if buffer.is_output))
 
-    before = [0] * steps  # bits of the step and all steps that must precede it
-    for step in order:
-        bits = 1 << step
-        for earlier in graph.predecessors[step]:
-            bits |= before[earlier]
-        before[step] = bits
-    after = [0] * steps
-    for step in reversed(order):
-        bits = 1 << step
-        for later in graph.successors[step]:
-            bits |= after[later]
-        after[step] = bits
+    before = _reachable(order, graph.predecessors)
+    after = _reachable(order[::-1], graph.successors)
     affordable = max(effort // (4 * (len(graph.buffers) + 1)), 1)
     for step in heapq.nlargest(
         affordable, range(steps), key=lambda step: (step_bytes[step], -step)
@@ -72,3 +62,19 @@ def find_lower_bound(graph: StepGraph, order: Sequence[int], effort: int) -> int
                     break
         bound = max(bound, load)
     return bound
+
+
+def _reachable(order: Sequence[int], edges: Sequence[Iterable[int]]) -> list[int]:
+    """Return for each step, as bits, the step itself and all steps that its edges lead to.
+
+    Args:
+        order: all steps, each after those that its edges lead to.
+        edges: for each step, other steps.
+    """
+    reachable = [0] * len(order)
+    for step in order:
+        bits = 1 << step
+        for other in edges[step]:
+            bits |= reachable[other]
+        reachable[step] = bits
+    return reachable
