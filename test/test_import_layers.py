@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
         {
             "hooks.context",
             "hooks.hook_table",
-            "hooks.linked_objects",
+            "hooks.wrapper_codegen",
             "hooks.lowering_table",
             "hooks.registry",
             "hooks.torch_source",

@@ -13,7 +13,7 @@
 | `cache_keys` | keys of the FX graph cache and of the AOTAutograd cache |
 | `graph_passes` | passes over FX graphs, scheduler nodes and wrapper lines |
 | `aot` | C++ codegen of AOT packages |
-| `linked_objects` | object files that the C++ of a graph is linked with |
+| `wrapper_codegen` | the outermost wrapper codegen of a graph, and the objects it is linked with |
 | `lowering_table` | the extension's lowerings by operator |
 | `lowerings` | their dispatchers in Inductor's table of lowerings |
 | `upstream_fixes` | workarounds for Inductor bugs |

@@ -23,7 +23,7 @@ from torch._inductor import ir
 from torch._inductor.virtualized import V
 
 from inductor_ext import _compat, exc
-from inductor_ext.hooks.linked_objects import linked_objects
+from inductor_ext.hooks.wrapper_codegen import linked_objects, root_wrapper
 from inductor_ext.templates.cutlass import launch, nvcc_build, runtime
 from inductor_ext.templates.cutlass.aot_link import KernelObject, kernels_of, link, symbol
 from inductor_ext.templates.cutlass.config import CutlassConfig
@@ -87,12 +87,6 @@ def add_launch(
     _check_alignment(config, a, b)
     node = CutlassCall(config, kernel, first, (a, b, inputs, outputs, ends), scalars)
     return tuple(ir.TensorBox.create(output) for output in (node, *outputs))
-
-
-def _root(wrapper: Any) -> Any:
-    while (parent := getattr(wrapper, "parent_wrapper", None)) is not None:
-        wrapper = parent
-    return wrapper
 
 
 def _realized(value: Any) -> Any:
@@ -296,7 +290,7 @@ class _Writer:
             operations: Any = V.graph.device_ops
             index, device = operations.current_device_idx_expr(), self.device.type
         if self.device.type == "cuda":
-            _root(self.wrapper).write_get_raw_stream_header()
+            root_wrapper(self.wrapper).write_get_raw_stream_header()
             # Do not reuse an earlier stream variable: inside a user's stream context it differs.
             stream = f"get_raw_stream({index})"
         function = f"{name}.with_workspace" if asks else name
@@ -306,7 +300,7 @@ class _Writer:
 
     def _defined(self) -> str:
         """Return the launcher's name, after defining it in the module's header on first use."""
-        root, kernel = _root(self.wrapper), self.node.kernel
+        root, kernel = root_wrapper(self.wrapper), self.node.kernel
         names = kernels_of(root)
         if kernel not in names:
             names[kernel] = f"cutlass_kernel_{len(names)}"
@@ -372,7 +366,7 @@ class _Writer:
 
     def _declared(self) -> str:
         """Return the kernel's C++ name, after declaring it in the header on first use."""
-        root, kernel = _root(self.wrapper), self.node.kernel
+        root, kernel = root_wrapper(self.wrapper), self.node.kernel
         names = kernels_of(root)
         if not names:
             root.header.splice(_shim("launch_shim"))

@@ -19,7 +19,6 @@ __all__ = [
     "inlined_graphs",
     "list_outputs",
     "owns_memory",
-    "root_wrapper",
 ]
 
 
@@ -110,10 +109,3 @@ def has_plain_layout(node: Any) -> bool:
 
 _NO_VIEWS = ("torch.q", "torch.bits", "torch.float4")
 """Prefixes of dtypes that an arena cannot be viewed as."""
-
-
-def root_wrapper(wrapper: Any) -> Any:
-    """Return the wrapper of the outermost function."""
-    while (parent := getattr(wrapper, "parent_wrapper", None)) is not None:
-        wrapper = parent
-    return wrapper

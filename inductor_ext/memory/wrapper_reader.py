@@ -23,6 +23,7 @@ from torch._inductor.codegen import wrapper as stock_lines
 from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.virtualized import V
 
+from inductor_ext.hooks.wrapper_codegen import root_wrapper
 from inductor_ext.memory import extern_memory, graph_buffers
 from inductor_ext.memory.extern_memory import size_hint
 from inductor_ext.memory.planner.interval import round_up
@@ -144,9 +145,7 @@ def record_peaks(wrapper: Any, peaks: dict[str, int] | None) -> None:
         wrapper: its wrapper.
         peaks: None if its memory use is unknown.
     """
-    _subgraph_peaks.setdefault(graph_buffers.root_wrapper(wrapper), {})[
-        wrapper.launcher_fn_name
-    ] = peaks
+    _subgraph_peaks.setdefault(root_wrapper(wrapper), {})[wrapper.launcher_fn_name] = peaks
 
 
 def read_wrapper(wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> WrapperMemory:
@@ -320,7 +319,7 @@ class _Reader:
             self.memory.unbounded_steps.add(step)
         elif (call := _CALL.search(text)) is not None:
             name = call["graph"] or f"partition_{call['partition']}"
-            peaks = _subgraph_peaks.get(graph_buffers.root_wrapper(self.wrapper), {})
+            peaks = _subgraph_peaks.get(root_wrapper(self.wrapper), {})
             callee = peaks.get(name)
             if callee is not None:
                 self.memory.calls.append((step, step + 1, callee))

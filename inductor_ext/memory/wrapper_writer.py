@@ -16,6 +16,7 @@ from torch._inductor.codegen import wrapper as stock_lines
 from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.virtualized import V
 
+from inductor_ext.hooks.wrapper_codegen import root_wrapper
 from inductor_ext.memory.arena_lines import (
     ArenaEndLine,
     ArenaLine,
@@ -24,7 +25,6 @@ from inductor_ext.memory.arena_lines import (
     MemberLine,
     MemberPlace,
 )
-from inductor_ext.memory.graph_buffers import root_wrapper
 from inductor_ext.memory.planner import arenas, placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena
 from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory

@@ -1,7 +1,7 @@
 """The GPU code of a graph: its kernels, their architectures, and their object files.
 
 Triton kernels are those that Inductor recorded while generating the graph's code. The objects of
-other kernels are those that lowerings attached to the wrapper codegen (`hooks.linked_objects`). An
+other kernels are those that lowerings attached to the wrapper codegen (`hooks.wrapper_codegen`). An
 object file contains a kernel's machine code if the package has no separate file for it.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from inductor_ext import settings
 from inductor_ext.cpp_wrapper.build import fatbin
-from inductor_ext.hooks.linked_objects import LinkedObject, linked_objects
+from inductor_ext.hooks.wrapper_codegen import LinkedObject, linked_objects
 
 __all__ = [
     "are_compiled_later",

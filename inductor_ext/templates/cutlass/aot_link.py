@@ -29,7 +29,7 @@ def kernels_of(wrapper: Any) -> dict[Source, str]:
 
 @dataclass(frozen=True)
 class KernelObject:
-    """The object of a kernel, as a `hooks.linked_objects.LinkedObject`."""
+    """The object of a kernel, as a `hooks.wrapper_codegen.LinkedObject`."""
 
     source: Source
 

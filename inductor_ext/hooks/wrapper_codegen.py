@@ -1,8 +1,8 @@
-"""Object files that the C++ of a wrapper codegen is linked with.
+"""What the features share about Inductor's wrapper codegens: the outermost one, and linked objects.
 
 A lowering that generates a call of a kernel attaches the kernel's object to the wrapper codegen of
 the graph. The build of an AOT package writes the attached objects and links them. This module knows
-neither feature.
+no feature.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from typing import Any, Protocol
 
 from inductor_ext.settings import Settings
 
-__all__ = ["LinkedObject", "linked_objects"]
+__all__ = ["LinkedObject", "linked_objects", "root_wrapper"]
+
+
+def root_wrapper(wrapper: Any) -> Any:
+    """Return the wrapper of the outermost function."""
+    while (parent := getattr(wrapper, "parent_wrapper", None)) is not None:
+        wrapper = parent
+    return wrapper
 
 
 class LinkedObject(Protocol):
