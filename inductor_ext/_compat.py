@@ -20,27 +20,6 @@ from inductor_ext import exc, settings
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
 
-__all__ = [
-    "SUPPORTED",
-    "branch_selector",
-    "check_torch",
-    "choices_handler",
-    "compile_apart",
-    "compiles_on_one_rank",
-    "default_choices",
-    "is_in_range",
-    "make_serializable",
-    "minor_version",
-    "peek_choices",
-    "region_patches",
-    "scratch_covers_grid",
-    "symbol_hints",
-    "torch_version",
-    "triton_copies_register_operand",
-    "triton_version",
-    "with_own_code",
-]
-
 SUPPORTED = ("2.11", "2.15")
 """The lowest and the highest supported torch release, inclusive."""
 

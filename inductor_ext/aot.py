@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from inductor_ext.cpp_wrapper.build.artifact import Artifact
 
-__all__ = ["aoti_compile_and_package"]
-
 _compiling = threading.RLock()
 """Serializes compiles. Inductor keeps kernels, and torch 2.11 also keeps its configuration, per
 process, so that concurrent compiles could affect each other's results."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from inductor_ext.settings import Settings
     from inductor_ext.toolchain import components
 
-__all__ = ["EagerFallbackRecord", "inductor_ext"]
-
 
 @dataclasses.dataclass(frozen=True)
 class EagerFallbackRecord(events.Record):

@@ -42,8 +42,6 @@ from inductor_ext.memory.wrapper_reader import read_wrapper, record_peaks
 from inductor_ext.memory.wrapper_writer import write_plan
 from inductor_ext.settings import Settings, parse_bytes
 
-__all__ = ["plan_wrapper"]
-
 _MIN_ARENA_BYTES = 512
 """Minimum size in bytes of a buffer that is placed in an arena."""
 

@@ -26,21 +26,6 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-__all__ = [
-    "Determinism",
-    "determinism",
-    "gemm_obstacle",
-    "has_exact_pointwise",
-    "has_ordered_zeros",
-    "has_strict_reductions",
-    "is_batch_invariant",
-    "is_deterministic",
-    "matmul_flags",
-    "uses_cuda_math",
-    "with_determinism",
-    "with_matmul_flags",
-]
-
 Determinism = tuple[bool, bool, bool]
 """`use_deterministic_algorithms`, its `warn_only`, and `fill_uninitialized_memory`."""
 

@@ -14,8 +14,6 @@ from typing import Any
 from inductor_ext import exc, settings
 from inductor_ext.settings.type_checks import describe_type, has_type, suggest_name
 
-__all__ = ["list_mode_options", "list_options", "split_options"]
-
 
 def list_options() -> list[str]:
     """Return the names of all options: Inductor's, then the extension's settings."""

@@ -26,15 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.gemm.models import int4_linear, int8_linear, pack_int4
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    KernelDetails,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem, KernelDetails
+from inductor_ext.templates.tensors import EpilogueInput
 
 __all__ = ["CASES", "GROUPS", "Case", "Program"]
 

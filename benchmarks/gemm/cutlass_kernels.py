@@ -45,14 +45,9 @@ from inductor_ext.templates.cutlass.epilogue import (
 )
 from inductor_ext.templates.cutlass.source import source
 from inductor_ext.templates.device import KNOWN, Device
-from inductor_ext.templates.problem import (
-    Dequant,
-    GemmProblem,
-    Prologue,
-)
-from inductor_ext.templates.problem import (
-    Epilogue as Fused,
-)
+from inductor_ext.templates.fused_ops import Dequant, Prologue
+from inductor_ext.templates.fused_ops import Epilogue as Fused
+from inductor_ext.templates.problem import GemmProblem
 
 __all__ = ["CASES", "Case", "main"]
 

@@ -40,14 +40,9 @@ from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.storage import json_codec
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import config_words, problem_words
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    GemmProblem,
-    Operand,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import Operand
 from inductor_ext.templates.triton import cost_model, ranking, search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal

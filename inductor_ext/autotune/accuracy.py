@@ -36,9 +36,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from inductor_ext.autotune.reference import FILLING, Program, rounds, select
-from inductor_ext.templates.problem import BATCHED, GemmProblem, size_of
-
-__all__ = ["Verifier", "bound", "error"]
+from inductor_ext.templates.problem import BATCHED, GemmProblem
+from inductor_ext.templates.tensors import size_of
 
 _DEVIATIONS = 8.0
 """The constant of the probabilistic bound."""

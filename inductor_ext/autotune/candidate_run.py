@@ -22,8 +22,6 @@ from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["BenchmarkBackend", "Candidate", "Compiled", "Job", "Report", "run"]
-
 Candidate = tuple[GemmProblem, "Config | None"]
 """A problem and the configuration that computes it; None for Inductor's path."""
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 
-__all__ = ["warm_up"]
-
 _warm: list[object] = []
 """The process pool whose workers have been warmed up, if any."""
 

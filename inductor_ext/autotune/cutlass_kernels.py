@@ -20,15 +20,6 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import Source
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = [
-    "being_built",
-    "can_build",
-    "generation",
-    "missing",
-    "prepare",
-    "unavailable",
-]
-
 Wanted = tuple[GemmProblem, CutlassConfig]
 
 

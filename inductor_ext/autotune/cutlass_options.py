@@ -23,10 +23,9 @@ from inductor_ext.templates import kernels
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.cutlass.cost_model import rank
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import GemmProblem, ceiling
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import ceiling
 from inductor_ext.templates.versions import template_version
-
-__all__ = ["Options", "current"]
 
 _BUILDS = 2
 """Default number of kernels built per GEMM; each build takes a minute."""

@@ -23,18 +23,6 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.kernels import Config, legal
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = [
-    "Rule",
-    "backend_enabled",
-    "decide",
-    "force_config",
-    "forced_config",
-    "is_forced",
-    "launches_dependents",
-    "may_replace_aten",
-    "may_tune",
-]
-
 Rule = Callable[[GemmProblem], "Config | None"]
 """Maps a problem to a configuration, or to None for Inductor's path."""
 

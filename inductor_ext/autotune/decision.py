@@ -7,8 +7,6 @@ from typing import Literal
 
 from inductor_ext.templates.kernels import Config
 
-__all__ = ["STOCK", "Decision", "Origin", "Timing"]
-
 Origin = Literal["measured", "cache", "table", "forced", "predicted", "unknown"]
 """`measured`: in this compile. `cache`: measured earlier on this machine. `table`: imported, or
 shipped with the package. `forced`: by the caller. `predicted`: skipped because the cost model sees

@@ -28,8 +28,6 @@ from inductor_ext.templates.problem import GemmProblem, read
 if TYPE_CHECKING:
     import torch.distributed
 
-__all__ = ["share_decisions"]
-
 
 def share_decisions(
     problems: Iterable[GemmProblem],

@@ -29,8 +29,6 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["InductorBench", "cuda_bench"]
-
 _OPTIONS: dict[str, Any] = {
     # The decision is forced, and Inductor's path is ATen: no tuning within tuning.
     "max_autotune": False,

@@ -8,9 +8,7 @@ import time
 from inductor_ext.autotune.candidate_run import Report
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.kernels import Config
-from inductor_ext.templates.problem import Operand
-
-__all__ = ["Progress", "print_table"]
+from inductor_ext.templates.tensors import Operand
 
 
 def print_table(report: Report, seconds: float, isolated: bool) -> None:

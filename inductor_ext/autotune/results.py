@@ -28,18 +28,9 @@ from inductor_ext.storage import json_codec
 from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.kernels import Config
-from inductor_ext.templates.problem import GemmProblem, read, require
+from inductor_ext.templates.problem import GemmProblem, read
+from inductor_ext.templates.tensors import require
 from inductor_ext.templates.versions import template_version
-
-__all__ = [
-    "FORMAT",
-    "Environment",
-    "Environments",
-    "TuningResult",
-    "merge_results",
-    "read_table",
-    "write_table",
-]
 
 FORMAT = 1
 """Format version of tables and of the files in the cache folder."""

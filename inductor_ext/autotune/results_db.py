@@ -51,17 +51,6 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.kernels import legal
 from inductor_ext.templates.problem import GemmProblem, read
 
-__all__ = [
-    "SOURCES",
-    "STORED_SOURCES",
-    "TABLES",
-    "LookupResult",
-    "Source",
-    "Tune",
-    "TuningDatabase",
-    "open_database",
-]
-
 Source = results_folder.Source | Literal["shipped"]
 
 SOURCES: tuple[Source, ...] = ("measured", "imported", "shipped")

@@ -24,8 +24,6 @@ from inductor_ext.autotune.results import FORMAT, TuningResult, merge_results
 from inductor_ext.storage.atomic import TEMPORARY, SharedFolder, atomic_write, is_old
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["SOURCES", "ResultsFolder", "Source", "hash_texts"]
-
 Source = Literal["measured", "imported"]
 
 SOURCES: tuple[Source, ...] = ("measured", "imported")

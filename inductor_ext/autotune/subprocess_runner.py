@@ -38,8 +38,6 @@ from inductor_ext.storage import json_codec
 from inductor_ext.templates.kernels import Config, config_from_json
 from inductor_ext.templates.problem import read
 
-__all__ = ["run", "warm_up"]
-
 _START = 300.0
 """Timeout in seconds for a process to start and to create its bench, including all imports."""
 

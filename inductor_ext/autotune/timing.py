@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
-__all__ = ["CudaStopwatch", "Sample", "Stopwatch", "Verdict", "decide", "measure"]
-
 
 class Stopwatch(Protocol):
     """Calls candidates and returns their times."""

@@ -40,8 +40,6 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductCandidate, TuningRecord
 from inductor_ext.templates.triton import cost_model, ranking, search_space
 
-__all__ = ["CANDIDATES", "tune"]
-
 CANDIDATES = 6
 """Number of Triton candidates that are measured besides Inductor's path."""
 

@@ -14,8 +14,6 @@ from inductor_ext import settings
 from inductor_ext.storage.artifact_store import ArtifactStore, Usage
 from inductor_ext.storage.paths import artifact_folder
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""

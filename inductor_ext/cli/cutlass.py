@@ -32,8 +32,6 @@ from inductor_ext.templates.cutlass.source import Source
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["add_arguments", "run"]
-
 _DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",

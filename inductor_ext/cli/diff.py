@@ -13,8 +13,6 @@ from typing import Any
 
 from inductor_ext.report import package_report
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""

@@ -13,8 +13,6 @@ from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.report.doctor import Cache, Device, Report, examine
 from inductor_ext.toolchain.components import Component
 
-__all__ = ["add_arguments", "render", "run"]
-
 _WIDTH = 100
 
 _Row = tuple[str, str]

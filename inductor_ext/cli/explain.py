@@ -18,8 +18,6 @@ from inductor_ext.hooks.activate import activate
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.report.gemm_report import GemmReport, listen
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""

@@ -11,8 +11,6 @@ import json
 
 from inductor_ext.report import package_report
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""

@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from inductor_ext import __version__, _compat, exc
 from inductor_ext.settings.type_checks import suggest_name
 
-__all__ = ["COMMANDS", "Command", "main"]
-
 _PROGRAM = "inductor-ext"
 
 

@@ -12,8 +12,6 @@ import os
 from inductor_ext import exc
 from inductor_ext.report.memory_report import MemoryReport, read
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""

@@ -15,8 +15,6 @@ from inductor_ext.memory.planner import csv_io
 from inductor_ext.memory.planner.interval import Interval, Placement, verify
 from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
 
-__all__ = ["add_arguments", "run"]
-
 _FAR = 1.002
 """Ratio of peak to lower bound above which the default number of iterations is increased."""
 

@@ -21,8 +21,6 @@ from inductor_ext.autotune.results import TuningResult, merge_results, read_tabl
 from inductor_ext.storage.paths import tuning_folder
 from inductor_ext.templates.format import config_words, problem_words
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""

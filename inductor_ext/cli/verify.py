@@ -11,8 +11,6 @@ import argparse
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader
 from inductor_ext.memory.planner.peak_report import human_bytes
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to the parser."""

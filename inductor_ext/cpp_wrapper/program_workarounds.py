@@ -15,8 +15,6 @@ from inductor_ext import events
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["adjust_options", "remove_constant_results", "warn_of_unwritten_results"]
-
 
 def adjust_options(program: ExportedProgram, patches: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with which Inductor compiles a program correctly.

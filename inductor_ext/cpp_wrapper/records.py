@@ -7,11 +7,6 @@ from typing import ClassVar
 
 from inductor_ext.events import Record
 
-__all__ = [
-    "ArtifactCacheRecord",
-    "PackageRecord",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class PackageRecord(Record):

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from inductor_ext import _compat, config
 from inductor_ext.hooks import compile_fx, context
 
-__all__ = ["activate", "install", "requested", "uninstall"]
-
 Overrides = Mapping[str, object]
 
 _installed: Overrides | None = None

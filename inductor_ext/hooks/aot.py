@@ -9,8 +9,6 @@ from typing import Any
 
 from inductor_ext.hooks import registry, scope
 
-__all__ = ["exported_module", "install_hooks"]
-
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""

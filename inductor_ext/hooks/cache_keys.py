@@ -14,8 +14,6 @@ from inductor_ext.hooks import lowering_table, registry, scope
 from inductor_ext.memory import compiled_callables
 from inductor_ext.storage import digest
 
-__all__ = ["install_hooks"]
-
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""

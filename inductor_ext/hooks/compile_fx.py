@@ -22,8 +22,6 @@ from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory import compiled_callables
 from inductor_ext.settings import Settings
 
-__all__ = ["install_hooks", "scoped_inner_compile"]
-
 _SCOPED = "_inductor_ext_scoped"
 
 Request = Callable[[], "Mapping[str, object] | None"]

@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["CompileContext", "current", "enter"]
-
 
 @dataclasses.dataclass(frozen=True)
 class CompileContext:

@@ -18,8 +18,6 @@ from typing import Any
 from inductor_ext import config, events
 from inductor_ext.hooks import context, registry
 
-__all__ = ["FEATURES", "install_hooks"]
-
 FEATURES: Mapping[str, str] = {
     "precompile": "torch.compiler.precompile",
     "precompile_graph": "torch.compiler.precompile",

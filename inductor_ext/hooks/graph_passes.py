@@ -11,8 +11,6 @@ from inductor_ext.hooks import context, registry, scope
 from inductor_ext.lowerings.graph import pad_mm_policy
 from inductor_ext.memory import reorder_kernels
 
-__all__ = ["install_hooks"]
-
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""

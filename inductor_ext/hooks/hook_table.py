@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["HOOKS", "Hook", "Kind"]
-
 Kind = Literal["replaced", "overridden", "changed", "read"]
 
 

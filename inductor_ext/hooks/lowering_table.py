@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-__all__ = ["register_lowering", "registered", "registry_key", "unregister_lowering"]
-
 Lowering = Callable[..., Any]
 _F = TypeVar("_F", bound=Lowering)
 

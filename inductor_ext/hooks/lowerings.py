@@ -9,8 +9,6 @@ from typing import Any
 
 from inductor_ext.hooks import lowering_table, scope
 
-__all__ = ["install_hooks"]
-
 _lock = threading.Lock()
 _replaced: dict[Any, Callable[..., Any]] = {}
 """Maps an operator to the lowering that was in the table before."""

@@ -27,17 +27,6 @@ from inductor_ext import _compat, exc
 from inductor_ext.hooks.hook_table import HOOKS, Hook, Kind
 from inductor_ext.hooks.torch_source import TorchSource
 
-__all__ = [
-    "Misfit",
-    "check",
-    "concerns",
-    "find",
-    "has_target",
-    "render_table",
-    "replace",
-    "replaced_targets",
-]
-
 _MARK = "_inductor_ext_hook"
 
 _lock = threading.Lock()

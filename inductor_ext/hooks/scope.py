@@ -22,8 +22,6 @@ from inductor_ext import _compat
 from inductor_ext.lowerings.pointwise import persistent_reductions
 from inductor_ext.settings import Settings
 
-__all__ = ["ExtChoices", "compile_scope", "install_hooks", "make_choices", "settings"]
-
 
 def settings() -> Settings | None:
     """Return the settings of the extension's compile in this thread; None outside of one."""

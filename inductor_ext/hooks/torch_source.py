@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Definition", "TorchSource"]
-
 
 @dataclass(frozen=True)
 class Definition:

@@ -12,8 +12,6 @@ from typing import Any
 from inductor_ext import _compat
 from inductor_ext.hooks import context, registry, scope
 
-__all__ = ["install_hooks"]
-
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from inductor_ext.settings import Settings
 
-__all__ = ["LinkedObject", "linked_objects", "root_wrapper"]
-
 
 def root_wrapper(wrapper: Any) -> Any:
     """Return the wrapper of the outermost function."""

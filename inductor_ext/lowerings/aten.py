@@ -20,8 +20,6 @@ from inductor_ext.lowerings.emit import as_contiguous, emit_matmul
 from inductor_ext.lowerings.node_info import Plan, plan_of
 from inductor_ext.templates.triton.config import GemmConfig
 
-__all__ = ["sole_candidates"]
-
 aten = torch.ops.aten
 
 

@@ -29,9 +29,7 @@ from inductor_ext.templates.cutlass.aot_link import KernelObject, kernels_of, li
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import Epilogue
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, TENSOR_FIELDS, Source, source
-from inductor_ext.templates.problem import INT4
-
-__all__ = ["CutlassCall", "add_launch", "is_supported"]
+from inductor_ext.templates.tensors import INT4
 
 
 def is_supported() -> bool:

@@ -17,12 +17,12 @@ from inductor_ext.autotune import decide
 from inductor_ext.lowerings.graph import epilogue_region
 from inductor_ext.lowerings.graph.matmul_nodes import with_static_alignment
 from inductor_ext.lowerings.node_info import Plan
-from inductor_ext.templates.problem import GemmProblem, Operand
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import Operand
 from inductor_ext.templates.triton import inductor_template
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
-
-__all__ = ["as_contiguous", "emit_matmul", "launch_config", "make_choice", "with_actual_layouts"]
+from inductor_ext.templates.triton.templates import TEMPLATES
 
 aten = torch.ops.aten
 

@@ -23,10 +23,8 @@ from inductor_ext.lowerings.emit import (
 from inductor_ext.lowerings.graph.fx_nodes import is_returned
 from inductor_ext.lowerings.node_info import CutlassArguments, FusedCall, Plan, plan_of
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.problem import VECTOR_BYTES
+from inductor_ext.templates.tensors import VECTOR_BYTES
 from inductor_ext.templates.triton.config import tiles_along_n
-
-__all__ = ["cutlass", "fused", "scaled_int_mm", "with_row_maxima"]
 
 aten = torch.ops.aten
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from inductor_ext.templates.device import Device
     from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["CutlassArguments", "FusedCall", "NodeInfo", "Plan", "get", "plan_of", "update"]
-
 _KEY = "inductor_ext"
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
-__all__ = ["FusedOperands", "KernelConstants"]
-
 T = TypeVar("T")
 U = TypeVar("U")
 

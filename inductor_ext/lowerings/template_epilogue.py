@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["epilogue"]
-
 
 def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[Any], Any]:
     """Return the function that maps a tile's accumulators to the tile that is stored.

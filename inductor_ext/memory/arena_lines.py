@@ -27,15 +27,6 @@ from torch.utils._sympy.functions import FloorDiv
 from inductor_ext.memory.arena_runtime import POISON
 from inductor_ext.memory.planner.symbolic import Replanner
 
-__all__ = [
-    "ArenaEndLine",
-    "ArenaLine",
-    "ArenaVariable",
-    "MemberEndLine",
-    "MemberLine",
-    "MemberPlace",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class ArenaVariable:

@@ -10,8 +10,6 @@ import torch
 
 from inductor_ext import exc
 
-__all__ = ["POISON", "checked_view", "poison"]
-
 POISON = 0xFF
 """Byte that freed ranges are filled with: NaN in every floating-point dtype, -1 in integers."""
 

@@ -23,16 +23,6 @@ from inductor_ext.hooks import context
 from inductor_ext.memory import plan_store
 from inductor_ext.memory.records import MemoryPlanRecord
 
-__all__ = [
-    "Compile",
-    "Graph",
-    "begin_compile",
-    "find_compiles",
-    "forget_compiles",
-    "link_cached_graphs",
-    "note_graph",
-]
-
 _MAX_COMPILES = 4096
 """Maximum number of compiles remembered per process; the oldest are dropped first."""
 

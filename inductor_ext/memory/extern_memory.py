@@ -13,14 +13,6 @@ import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import V
 
-__all__ = [
-    "buffers_with_objects",
-    "has_unbounded_workspace",
-    "may_allocate",
-    "scratch_bytes",
-    "size_hint",
-]
-
 FALLBACK_HINT = 64
 """Value assumed for a size without a hint (unbacked symbols), as in Inductor's planner."""
 

@@ -12,15 +12,6 @@ from torch._inductor.virtualized import V
 
 from inductor_ext.memory import known_ir
 
-__all__ = [
-    "find_aliases",
-    "find_unshareable",
-    "has_plain_layout",
-    "inlined_graphs",
-    "list_outputs",
-    "owns_memory",
-]
-
 
 def inlined_graphs(lines: Iterable[Any]) -> list[Any]:
     """Return the current graph and the subgraphs that are inlined into its function."""

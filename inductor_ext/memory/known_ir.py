@@ -22,23 +22,6 @@ from typing import Any
 
 from inductor_ext import _compat, events
 
-__all__ = [
-    "LINES",
-    "OPERATIONS",
-    "OWN_LINES",
-    "OWN_OPERATIONS",
-    "SCHEDULER_NODES",
-    "Line",
-    "LineUse",
-    "Operation",
-    "has_order_dependence",
-    "may_keep_memory",
-    "unknown_scheduler_node",
-    "unplannable_line",
-    "unplannable_operation",
-    "warn_unknown",
-]
-
 
 class LineUse(enum.Enum):
     """How the memory planner handles a line."""

@@ -40,8 +40,6 @@ from torch._inductor.virtualized import V
 
 from inductor_ext.hooks.lowering_table import register_lowering
 
-__all__ = ["DEVICES", "OUT_VARIANTS", "SCRATCHLESS", "out_variant"]
-
 DEVICES = frozenset({"cpu"})
 """Device types on which the out variants were measured."""
 

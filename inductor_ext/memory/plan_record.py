@@ -18,8 +18,6 @@ from inductor_ext.memory.planner.arena_plan import Arena
 from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.memory.wrapper_reader import WrapperMemory
 
-__all__ = ["arena_row", "graph_kind", "make_record", "storage_rows", "unplanned_record"]
-
 
 def _module_path(node: Any) -> str:
     """Return the path of the module that a buffer was made in: the deepest one of its origins."""

@@ -18,8 +18,6 @@ from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.atomic import atomic_write
 
-__all__ = ["load", "parse", "store"]
-
 _MAX_CACHED = 512
 """Maximum number of graphs whose plans are in memory; other plans are read from their files."""
 

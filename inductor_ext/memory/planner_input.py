@@ -25,16 +25,6 @@ from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from inductor_ext.memory.planner.symbolic.stacking import scaled_samples
 from inductor_ext.memory.wrapper_reader import ALIGNMENT, Storage, WrapperMemory
 
-__all__ = [
-    "find_first_uses",
-    "list_other_memory",
-    "list_samples",
-    "max_live_bytes",
-    "round_up_expression",
-    "to_live_ranges",
-    "unbacked_symbols",
-]
-
 
 def _stream(scheduler: Any, name: str) -> int:
     find = getattr(scheduler, "get_buf_stream", None)

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 
 from inductor_ext.events import Record
 
-__all__ = ["MemoryPlanRecord", "PlannedArena", "PlannedStorage"]
-
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStorage:

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
-__all__ = ["THRESHOLD", "Reordering", "improve", "peak_before_reorder", "reordering"]
-
 THRESHOLD = 0.01
 """Minimum saving, as a fraction of the peak, to avoid hurting locality for negligible savings."""
 

@@ -13,8 +13,6 @@ from inductor_ext.memory.planner.kernel_order import Buffer, OrderProblem, profi
 if TYPE_CHECKING:
     from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
-__all__ = ["SchedulerGraph"]
-
 _PURE_NAMESPACES = frozenset(
     {"aten", "prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized"}
 )

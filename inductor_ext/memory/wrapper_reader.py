@@ -28,8 +28,6 @@ from inductor_ext.memory import extern_memory, graph_buffers
 from inductor_ext.memory.extern_memory import size_hint
 from inductor_ext.memory.planner.interval import round_up
 
-__all__ = ["ALIGNMENT", "READERS", "Storage", "WrapperMemory", "read_wrapper", "record_peaks"]
-
 ALIGNMENT = {"cpu": 64, "cuda": 512}
 """Bytes to which the allocator of each device type rounds sizes and aligns addresses.
 

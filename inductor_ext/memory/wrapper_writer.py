@@ -29,8 +29,6 @@ from inductor_ext.memory.planner import arenas, placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena
 from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory
 
-__all__ = ["write_plan"]
-
 _MIN_REPLAN_RATIO = 1.05
 """Ratio of arena size to lower bound, at the worst of the sampled sizes, above which the arena is
 planned again at run time."""

@@ -48,8 +48,6 @@ from inductor_ext.toolchain import components
 from inductor_ext.toolchain.components import Component, Feature
 from inductor_ext.toolchain.probes.cuda import cuda_devices
 
-__all__ = ["Cache", "Device", "Problem", "Report", "examine"]
-
 _SCHEMA = 1
 
 _DISTRIBUTIONS = ("inductor_ext", "torch", "triton", "nvidia-cutlass", "sympy", "filelock")

@@ -22,8 +22,6 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.records import ProductRecord
 
-__all__ = ["Gemm", "GemmReport", "explain", "listen"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Gemm:

@@ -25,8 +25,6 @@ from inductor_ext.memory.planner import peak_report
 from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.report.memory_measure import Measured
 
-__all__ = ["page"]
-
 _PALETTE = ("#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7")
 """A palette that is distinguishable with colour blindness (Okabe and Ito, 2008)."""
 _OTHER = "other"

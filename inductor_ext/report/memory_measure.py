@@ -18,8 +18,6 @@ from typing import Any
 from inductor_ext.memory.planner import peak_report
 from inductor_ext.memory.records import MemoryPlanRecord
 
-__all__ = ["Allocation", "Measured", "growth", "measure"]
-
 _CALL = "## Call CompiledFxGraph "
 """Prefix of the name of a graph's call in the profiler; the cache key and " ##" follow."""
 

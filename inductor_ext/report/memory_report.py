@@ -35,8 +35,6 @@ from inductor_ext.storage.atomic import atomic_write
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["MemoryReport", "memory_report", "read"]
-
 _SCHEMA = 1
 
 

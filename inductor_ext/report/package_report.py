@@ -21,8 +21,6 @@ from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.memory.planner.peak_report import human_bytes
 
-__all__ = ["Report", "differences", "read", "text"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Report:

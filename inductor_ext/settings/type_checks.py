@@ -9,8 +9,6 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["describe_type", "has_type", "suggest_name"]
-
 
 def suggest_name(name: str, candidates: Iterable[str], display: Callable[[str], str] = str) -> str:
     """Return a "Did you mean" sentence with the closest candidate, or an empty string.

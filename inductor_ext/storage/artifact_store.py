@@ -33,8 +33,6 @@ from inductor_ext.storage.file_copy import (
     open_for_writing,
 )
 
-__all__ = ["ArtifactStore", "Usage"]
-
 _RECORD = ".entry"
 _KEY = re.compile(r"[0-9a-f]{16,128}")
 

@@ -11,8 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["TEMPORARY", "SharedFolder", "atomic_write", "is_old"]
-
 TEMPORARY = ".inductor_ext-"
 """Prefix of the folders that `atomic_write` creates; a process that is killed leaves one behind."""
 

@@ -10,9 +10,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["hash_buffer", "hash_file", "source_key"]
-
-
 _PACKAGE = pathlib.Path(__file__).parent.parent
 
 

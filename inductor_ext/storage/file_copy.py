@@ -12,17 +12,6 @@ from collections.abc import Iterator
 
 from inductor_ext.storage.digest import hash_file
 
-__all__ = [
-    "copy_bytes",
-    "delete",
-    "file_sizes",
-    "has_digest",
-    "list_folder",
-    "open_for_reading",
-    "open_for_writing",
-]
-
-
 _FICLONE = 0x40049409
 """Linux ioctl that lets a file share the blocks of another until either is written."""
 

@@ -21,8 +21,6 @@ from collections.abc import Mapping
 from dataclasses import MISSING
 from typing import Annotated, Any, Literal
 
-__all__ = ["EXTRA", "OPTIONAL", "UNSTORED", "MismatchError", "Size", "decode", "encode"]
-
 Size = Annotated[int, 0]
 """An integer that must not be negative."""
 

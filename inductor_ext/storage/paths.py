@@ -6,8 +6,6 @@ import importlib.util
 import os
 import pathlib
 
-__all__ = ["artifact_folder", "kernel_folder", "tuning_folder"]
-
 
 def artifact_folder(override: str | None = None) -> pathlib.Path:
     """Return the folder of artifacts: `override`, or else one in Inductor's cache folder."""

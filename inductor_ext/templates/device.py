@@ -14,8 +14,6 @@ from typing import Any
 
 from inductor_ext import exc
 
-__all__ = ["KNOWN", "Device"]
-
 SUSTAINED_COMPUTE = 800 / 989.4
 """Sustained over datasheet tensor core throughput: 800 of 989.4 TFLOP/s bf16 on an H200
 [measured]."""

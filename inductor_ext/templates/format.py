@@ -7,16 +7,11 @@ The descriptions omit defaults (such as full alignment) and cannot be parsed; `G
 from __future__ import annotations
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
+from inductor_ext.templates.fused_ops import Prologue
 from inductor_ext.templates.kernels import Config
-from inductor_ext.templates.problem import (
-    VECTOR_BYTES,
-    EpilogueInput,
-    GemmProblem,
-    Prologue,
-)
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import VECTOR_BYTES, EpilogueInput
 from inductor_ext.templates.triton.config import GemmConfig
-
-__all__ = ["config_words", "problem_words"]
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 

@@ -10,8 +10,6 @@ from inductor_ext.storage.json_codec import OPTIONAL
 from inductor_ext.templates.cutlass import epilogue as cutlass
 from inductor_ext.templates.tensors import EpilogueInput, ceiling, require, require_dtype, size_of
 
-__all__ = ["Dequant", "Epilogue", "NormKind", "Prologue", "RowNorm"]
-
 
 @dataclass(frozen=True)
 class Epilogue:

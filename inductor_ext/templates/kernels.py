@@ -22,17 +22,6 @@ from inductor_ext.templates.problem import GemmProblem, read
 from inductor_ext.templates.triton import constraints, cost_model
 from inductor_ext.templates.triton.config import GemmConfig
 
-__all__ = [
-    "Config",
-    "config_from_json",
-    "legal",
-    "of_kernel",
-    "predict",
-    "renderable",
-    "source_of",
-    "tree_of",
-]
-
 Config = GemmConfig | CutlassConfig
 """Configuration of any extension kernel."""
 

@@ -24,51 +24,19 @@ from inductor_ext import exc
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import OPTIONAL, UNSTORED
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.fused_ops import Dequant, Epilogue, NormKind, Prologue, RowNorm
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
 from inductor_ext.templates.tensors import (
-    DTYPE_BITS,
     FP8,
     HALF,
-    INT4,
     INT32_MAX,
     QUANTIZED,
     VECTOR_BYTES,
-    EpilogueInput,
     Operand,
-    aligned,
     ceiling,
-    is_power_of_two,
-    next_power_of_two,
     require,
     require_dtype,
     size_of,
 )
-
-__all__ = [
-    "DTYPE_BITS",
-    "FP8",
-    "HALF",
-    "INT4",
-    "INT32_MAX",
-    "QUANTIZED",
-    "VECTOR_BYTES",
-    "Dequant",
-    "Epilogue",
-    "EpilogueInput",
-    "GemmProblem",
-    "KernelDetails",
-    "NormKind",
-    "Operand",
-    "Operation",
-    "Prologue",
-    "RowNorm",
-    "aligned",
-    "ceiling",
-    "is_power_of_two",
-    "next_power_of_two",
-    "require",
-    "size_of",
-]
 
 Operation = Literal["mm", "addmm", "bmm", "baddbmm", "int_mm", "mixed", "scaled", "grouped"]
 """`mixed`: b is dequantized to a's dtype. `scaled`: fp8 with scales, which are epilogue inputs.

@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from inductor_ext.templates.kernels import Config
     from inductor_ext.templates.problem import GemmProblem
 
-__all__ = [
-    "ProductCandidate",
-    "ProductRecord",
-    "TuningRecord",
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class ProductCandidate:

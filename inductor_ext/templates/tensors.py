@@ -13,8 +13,6 @@ from typing import Literal
 
 from inductor_ext import exc
 
-__all__ = ["DTYPE_BITS", "EpilogueInput", "Operand", "aligned", "size_of"]
-
 DTYPE_BITS: Mapping[str, int] = types.MappingProxyType(
     {
         "float64": 64,

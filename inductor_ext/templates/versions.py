@@ -14,8 +14,6 @@ import types
 from collections.abc import Mapping
 from typing import Literal
 
-__all__ = ["VERSIONS", "template_version"]
-
 VERSIONS: Mapping[str, str] = types.MappingProxyType(
     {
         "triton": "ddeef6e98311cabc",

@@ -21,8 +21,6 @@ from inductor_ext import exc
 from inductor_ext.toolchain.probes import cuda, cutlass, cxx, python, torch, triton
 from inductor_ext.toolchain.probes.common import Finding, Probe
 
-__all__ = ["Component", "Feature", "clear", "features", "names", "probe", "probe_all"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Component:

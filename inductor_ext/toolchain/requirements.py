@@ -13,8 +13,6 @@ from typing import Any, Literal
 from inductor_ext import events
 from inductor_ext.toolchain import components
 
-__all__ = ["device_types", "find_missing", "warn_about_gemm_backends"]
-
 _NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("jit", "cpu"): ("cxx", "python_headers"),
     ("jit", "cuda"): ("triton", "cc", "python_headers"),

@@ -12,10 +12,8 @@ from inductor_ext.autotune import (
     reference,
 )
 from inductor_ext.templates.format import problem_words
-from inductor_ext.templates.problem import (
-    Epilogue,
-    GemmProblem,
-)
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
 from test.support.tuning_problems import LINEAR, SCALES, contiguous, inputs_of
 
 INT_BIAS = inputs_of("row", dtype="int32")

@@ -27,15 +27,10 @@ from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.settings import Settings
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import TuningRecord
+from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton import ranking
 from test.support import cuda_benchmark_backends
 

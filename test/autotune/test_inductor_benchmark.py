@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from inductor_ext.autotune import inductor_benchmark, reference
-from inductor_ext.templates.problem import GemmProblem, Operand
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import Operand
 
 
 def test_counters_and_metrics_are_those_from_before() -> None:

@@ -15,14 +15,9 @@ from inductor_ext.autotune import (
     reference,
 )
 from inductor_ext.templates.format import problem_words
-from inductor_ext.templates.problem import (
-    Epilogue,
-    GemmProblem,
-    KernelDetails,
-    Operand,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem, KernelDetails
+from inductor_ext.templates.tensors import Operand
 from test.support import fake_cuda
 from test.support.gemm_strategies import examples, problems
 from test.support.tuning_problems import SCALES, contiguous, inputs_of

@@ -16,7 +16,8 @@ import pytest
 
 from inductor_ext import numerics
 from inductor_ext.autotune import candidate_run, subprocess_runner
-from inductor_ext.templates.problem import Epilogue, GemmProblem, KernelDetails, read
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem, KernelDetails, read
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import benchmark_backends
 from test.support.benchmark_backends import STOCK, candidate

@@ -32,13 +32,8 @@ from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.settings import Settings
 from inductor_ext.templates.format import problem_words
-from inductor_ext.templates.problem import (
-    Epilogue,
-    GemmProblem,
-    KernelDetails,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem, KernelDetails
 from inductor_ext.templates.records import ProductRecord, TuningRecord
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import benchmark_backends, fake_cuda

@@ -16,15 +16,9 @@ from inductor_ext.autotune.results import read_table, write_table
 from inductor_ext.autotune.results_db import TuningDatabase
 from inductor_ext.cli import main
 from inductor_ext.templates.format import config_words, problem_words
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Operand,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput, Operand
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support.children.tuning import H200, HERE, decision, entry, here, problem
 

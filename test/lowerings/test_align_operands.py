@@ -17,7 +17,8 @@ from inductor_ext import config
 from inductor_ext.autotune import decide
 from inductor_ext.hooks import scope
 from inductor_ext.templates.format import config_words
-from inductor_ext.templates.problem import GemmProblem, Operand
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import Operand
 from inductor_ext.templates.triton import cost_model, ranking
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal, why_not

@@ -6,11 +6,8 @@ import dataclasses
 from typing import Any
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.problem import (
-    Dequant,
-    GemmProblem,
-    Prologue,
-)
+from inductor_ext.templates.fused_ops import Dequant, Prologue
+from inductor_ext.templates.problem import GemmProblem
 from test.support.gemm_strategies import device
 
 H200 = device("NVIDIA H200")

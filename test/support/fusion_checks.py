@@ -14,11 +14,9 @@ from inductor_ext.lowerings.graph import rewrite
 from inductor_ext.lowerings.graph.fusion import Fusion
 from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import (
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-)
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 from test.support import fake_cuda
 from test.support.gemm_graphs import call_operands, lowered_graph, tensor
 

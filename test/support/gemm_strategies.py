@@ -9,18 +9,11 @@ from hypothesis import strategies as st
 
 from inductor_ext.autotune.reference import ACTIVATIONS
 from inductor_ext.templates.device import KNOWN, Device
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    KernelDetails,
-    NormKind,
-    Operand,
-    Prologue,
-    RowNorm,
-)
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, NormKind, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem, KernelDetails
+from inductor_ext.templates.tensors import EpilogueInput, Operand
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.templates import TEMPLATES
 
 __all__ = ["configs", "device", "devices", "examples", "problems"]
 

@@ -32,7 +32,9 @@ import numpy as np
 import torch
 
 from inductor_ext.autotune.reference import ACTIVATIONS
-from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem, Operand, Prologue
+from inductor_ext.templates.fused_ops import Prologue
+from inductor_ext.templates.problem import BATCHED, GemmProblem
+from inductor_ext.templates.tensors import FP8, Operand
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.semaphores import Counters
 from test.support import fake_cuda, triton_interpreter

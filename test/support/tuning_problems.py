@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from inductor_ext.autotune import candidate_run
-from inductor_ext.templates.problem import (
-    EpilogueInput,
-    GemmProblem,
-)
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support.benchmark_backends import CpuBench
 

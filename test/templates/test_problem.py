@@ -14,16 +14,9 @@ from hypothesis import given
 from inductor_ext import autotune, exc
 from inductor_ext.templates import kernels
 from inductor_ext.templates.cutlass import epilogue as cutlass
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    KernelDetails,
-    Operand,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem, KernelDetails
+from inductor_ext.templates.tensors import EpilogueInput, Operand
 from test.support.gemm_strategies import examples, problems
 from test.support.problem_examples import A100, H200, INT8, L4, LINEAR, but, read_again
 

@@ -23,12 +23,11 @@ from inductor_ext.autotune.reference.tree_program import (
     inputs_outside_tree,
 )
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
-from inductor_ext.templates.problem import (
-    BATCHED,
+from inductor_ext.templates.problem import BATCHED, GemmProblem
+from inductor_ext.templates.tensors import (
     FP8,
     INT4,
     EpilogueInput,
-    GemmProblem,
     Operand,
     aligned,
     ceiling,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from inductor_ext import numerics
-from inductor_ext.templates.problem import BATCHED, FP8, GemmProblem
+from inductor_ext.templates.problem import BATCHED, GemmProblem
+from inductor_ext.templates.tensors import FP8
 
 
 def torch_dtype(name: str) -> torch.dtype:

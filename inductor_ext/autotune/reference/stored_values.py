@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from inductor_ext.autotune.reference.operators import Operators, torch_dtype
-from inductor_ext.templates.problem import EpilogueInput, GemmProblem
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 
 
 def rounds(problem: GemmProblem) -> bool:

@@ -33,7 +33,8 @@ from inductor_ext.autotune.reference.stored_values import (
     unpack_int4,
 )
 from inductor_ext.autotune.reference.tree_program import epilogue_tree, evaluate_tree
-from inductor_ext.templates.problem import INT4, GemmProblem
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import INT4
 
 
 @dataclass(frozen=True)

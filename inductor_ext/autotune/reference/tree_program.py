@@ -20,7 +20,8 @@ from inductor_ext.autotune.reference.operators import (
 from inductor_ext.autotune.reference.stored_values import expand_groups, unpack_int4
 from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, Node, NotExpressible
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
-from inductor_ext.templates.problem import EpilogueInput, GemmProblem
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 
 
 def epilogue_tree(problem: GemmProblem) -> Tree | None:

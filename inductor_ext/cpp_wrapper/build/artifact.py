@@ -32,8 +32,6 @@ from inductor_ext.storage.digest import hash_buffer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Artifact", "collecting", "compile_artifact", "digests"]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Artifact:

@@ -12,8 +12,6 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Kernel", "Project", "amalgamation", "cmake", "kernels_assembly"]
-
 _INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"\s*(//.*)?')
 
 _ONCE = re.compile(r"\s*#\s*pragma\s+once\s*")

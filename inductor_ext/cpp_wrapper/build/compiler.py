@@ -26,8 +26,6 @@ from inductor_ext import settings
 from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target
 from inductor_ext.cpp_wrapper.cache import cache
 
-__all__ = ["RUNTIME", "Compiler", "PrebuiltRuntime", "Unit"]
-
 RUNTIME = pathlib.Path(__file__).parent.parent / "runtime"
 """The C++ sources that are the same for all models."""
 

@@ -12,8 +12,6 @@ import functools
 import re
 from collections.abc import Collection
 
-__all__ = ["LEVELS", "features_of", "machine_features", "missing", "parse_cpuinfo"]
-
 _V2 = ("cmpxchg16b", "lahf_lm", "popcnt", "sse3", "sse4.1", "sse4.2", "ssse3")
 _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "osxsave")
 _V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")

@@ -15,8 +15,6 @@ import platform
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
 
-__all__ = ["SIMD_LENGTHS", "Target", "current", "inductor_options", "of"]
-
 SIMD_LENGTHS: dict[str, int] = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 """The maximum vector width, in bits, that Inductor may use for a level; 1: no vectors."""
 

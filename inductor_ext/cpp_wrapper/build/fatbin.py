@@ -18,8 +18,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["architectures", "build", "gencode_options"]
-
 
 def gencode_options(architecture: str | None = None) -> list[str]:
     """Return nvcc's -gencode values for the images of a fat binary: "arch=compute_80,code=sm_80".

@@ -16,15 +16,6 @@ from inductor_ext import settings
 from inductor_ext.cpp_wrapper.build import fatbin
 from inductor_ext.hooks.wrapper_codegen import LinkedObject, linked_objects
 
-__all__ = [
-    "are_compiled_later",
-    "cuda_architectures",
-    "gencode_options",
-    "kernel_names",
-    "triton_kernels",
-    "write_objects",
-]
-
 
 def are_compiled_later() -> bool:
     """Whether CMake compiles the GPU kernels from PTX."""

@@ -27,8 +27,6 @@ from inductor_ext.storage.paths import artifact_folder
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["compile_or_copy", "open_store"]
-
 Target = str | os.PathLike[str] | IO[bytes] | None
 
 _FILE = "model.pt2"

@@ -18,16 +18,6 @@ from typing import Any
 
 from inductor_ext.storage.digest import hash_buffer
 
-__all__ = [
-    "Serializer",
-    "UnkeyableError",
-    "describe_type",
-    "is_known_code",
-    "qualified_name",
-    "serialize_tree_spec",
-    "trusted_name",
-]
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 _TRUSTED = ("torch", "operator", "_operator", "math", "builtins", "sympy")

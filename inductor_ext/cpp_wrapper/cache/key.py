@@ -44,8 +44,6 @@ from inductor_ext.toolchain import components
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-__all__ = ["Key", "compute_key", "ingredients"]
-
 _IRRELEVANT_OPTIONS = frozenset(
     {
         "autotune_local_cache",

@@ -12,8 +12,6 @@ import enum
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["Kind", "Statement", "UnknownCodeError", "read_statements"]
-
 
 class UnknownCodeError(Exception):
     """The code has a form that torch's codegen does not write; the caller handles it."""

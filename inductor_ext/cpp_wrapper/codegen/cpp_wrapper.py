@@ -29,8 +29,6 @@ from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
 from inductor_ext.settings import Settings
 
-__all__ = ["AotWrapper", "check_against", "generator", "supported"]
-
 
 @contextlib.contextmanager
 def check_against(signature: Signature | None) -> Iterator[None]:

@@ -15,8 +15,6 @@ from typing import Any
 
 from inductor_ext.cpp_wrapper.codegen import input_checks
 
-__all__ = ["for_executor", "has_enumerations", "renumber", "takes_export_numbers"]
-
 _CONVERTER = "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h"
 
 # Indexed by torch.export's number, which starts at "unknown": sparse COO, CSR, CSC, BSR, BSC,

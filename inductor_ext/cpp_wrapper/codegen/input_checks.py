@@ -29,8 +29,6 @@ from inductor_ext.cpp_wrapper.signature.signature import (
     TensorInput,
 )
 
-__all__ = ["DEVICE_TYPES", "DTYPES", "c_bool", "c_string", "render"]
-
 DTYPES = (
     *("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32"),
     *("complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16", "quint4x2"),

@@ -18,8 +18,6 @@ from inductor_ext.cpp_wrapper.signature.signature import Signature
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ModelInfo", "constants_with_values", "original_name", "weights_included"]
-
 
 def constants_with_values(graph: Any) -> dict[str, torch.Tensor]:
     """Return the constants stored with the model: all that are not folded at run time."""

@@ -28,8 +28,6 @@ from inductor_ext.cpp_wrapper.codegen.cpp_statements import (
     read_statements,
 )
 
-__all__ = ["FUNCTION", "Mark", "Program", "Section"]
-
 FUNCTION = 60
 """Approximate statements per function; measured compile time is linear up to this length."""
 

@@ -10,8 +10,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["GridScratch", "LoopOutputs", "generate_launcher", "remove_interface"]
-
 
 class GridScratch:
     """Mixin for torch's GPU wrapper: allocates Triton scratch memory for every CTA of a launch.

@@ -16,19 +16,6 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ALIGNMENT",
-    "Plan",
-    "StorageBytes",
-    "append",
-    "footer",
-    "nbytes",
-    "parts",
-    "plan",
-    "storage_bytes",
-    "write",
-]
-
 ALIGNMENT = 64
 """Alignment of storages in bytes, the same as that of torch's CPU allocator."""
 

@@ -19,8 +19,6 @@ from torch.utils import _pytree as pytree
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.signature import signature as signatures
 
-__all__ = ["Convention"]
-
 _Flatten = Callable[[Any, list[torch.Tensor]], None]
 _Restore = Callable[[Sequence[Any]], Any]
 

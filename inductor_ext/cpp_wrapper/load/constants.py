@@ -11,8 +11,6 @@ import torch
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import manifest
 
-__all__ = ["ConstantRules", "raise_mismatch", "view_constant"]
-
 
 def raise_mismatch(why: str, remedy: str = "") -> NoReturn:
     """Raise `exc.ConstantMismatchError`. Both texts are without a full stop."""

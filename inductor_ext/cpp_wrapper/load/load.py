@@ -34,8 +34,6 @@ from inductor_ext.cpp_wrapper.load.package_files import OTHER_FOLDER, Location, 
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 
-__all__ = ["load"]
-
 _EXTENSION_FOLDER = "extra/inductor_ext/"
 """Folder that only packages written by the extension contain."""
 

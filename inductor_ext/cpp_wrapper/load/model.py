@@ -21,8 +21,6 @@ from inductor_ext.cpp_wrapper.load.native import ErrorCode, NativeLibrary
 from inductor_ext.cpp_wrapper.package import manifest
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 
-__all__ = ["InductorModel", "LoadedModel", "Model"]
-
 _Args = tuple[Any, ...]
 _Kwargs = Mapping[str, Any]
 

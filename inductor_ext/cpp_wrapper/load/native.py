@@ -13,8 +13,6 @@ import os
 import re
 from typing import Any
 
-__all__ = ["ErrorCode", "NativeLibrary"]
-
 
 class ErrorCode(enum.IntEnum):
     """The kind of a library's last error: `enum class ErrorCode` of runtime/error.h."""

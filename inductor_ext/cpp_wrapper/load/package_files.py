@@ -13,8 +13,6 @@ from typing import NoReturn
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader
 
-__all__ = ["OTHER_FOLDER", "PackageFiles"]
-
 OTHER_FOLDER = (
     "If the folder for temporary files is full or does not allow libraries to be loaded from it "
     "(mount option noexec), set TMPDIR to another."

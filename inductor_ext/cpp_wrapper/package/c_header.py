@@ -20,8 +20,6 @@ from inductor_ext.cpp_wrapper.signature.signature import (
     SymbolOutput,
 )
 
-__all__ = ["path", "render"]
-
 
 def path(model: str) -> str:
     """Return the entry of a model's header in its package, relative to the root folder."""

@@ -23,22 +23,6 @@ from inductor_ext.cpp_wrapper.package import zip_format, zip_reader
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import EXTRA, Size
 
-__all__ = [
-    "FORMAT",
-    "PATH",
-    "Constant",
-    "File",
-    "Kernel",
-    "Machine",
-    "Manifest",
-    "Model",
-    "check_machine",
-    "check_seal",
-    "dumps",
-    "loads",
-    "read",
-]
-
 FORMAT = 1
 """Version of the manifest format. A reader rejects a higher version."""
 

@@ -15,16 +15,6 @@ from inductor_ext.storage.digest import hash_buffer
 if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.build.artifact import Artifact
 
-__all__ = [
-    "PackagePath",
-    "check_package_path",
-    "check_weights_path",
-    "choose_path",
-    "open_for_writing",
-    "publish_package",
-    "root_folder",
-]
-
 PackagePath = str | os.PathLike[str] | IO[bytes]
 """The path of a package, or a writable and seekable binary buffer."""
 

@@ -29,8 +29,6 @@ from inductor_ext.toolchain import components
 if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.build.artifact import Artifact
 
-__all__ = ["write_package"]
-
 
 def write_package(
     file: IO[bytes],

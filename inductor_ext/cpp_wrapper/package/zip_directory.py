@@ -17,8 +17,6 @@ from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import zip_format as fmt
 from inductor_ext.cpp_wrapper.package.zip_format import Entry, check_name, find_name_error
 
-__all__ = ["read_directory"]
-
 
 def read_directory(
     read: Callable[[int, int], bytes], size: int, where: str

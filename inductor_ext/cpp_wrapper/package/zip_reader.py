@@ -21,8 +21,6 @@ from inductor_ext.cpp_wrapper.package import zip_format as fmt
 from inductor_ext.cpp_wrapper.package.zip_directory import read_directory
 from inductor_ext.cpp_wrapper.package.zip_format import Buffer, Checksums, Entry, read_file_chunks
 
-__all__ = ["Package", "open_package"]
-
 
 class Package(abc.ABC):
     """An open package whose entry names, sizes and offsets have been validated."""

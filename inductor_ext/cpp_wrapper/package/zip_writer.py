@@ -27,8 +27,6 @@ from inductor_ext.cpp_wrapper.package.zip_format import (
     serialization_id,
 )
 
-__all__ = ["Chunks", "FileRange", "Source", "Writer"]
-
 
 @dataclasses.dataclass(frozen=True)
 class FileRange:

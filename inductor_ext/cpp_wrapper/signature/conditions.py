@@ -22,8 +22,6 @@ from inductor_ext.cpp_wrapper.signature.symbolic import to_node
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["add_conditions", "add_guards", "intersect"]
-
 
 def add_guards(signature: Signature, environment: ShapeEnv) -> Signature:
     """Return a signature with the guards of a shape environment added.

@@ -19,8 +19,6 @@ from typing import Any
 
 from inductor_ext import exc
 
-__all__ = ["DEPTH", "OPCODES", "Apply", "Node", "evaluate", "parse", "program", "show", "symbols"]
-
 
 @dataclass(frozen=True, slots=True)
 class Apply:

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["derive_signature", "restore_scalar_inputs", "to_range"]
-
 _SCALARS: dict[type, Literal["int", "float", "bool"]] = {
     SymIntArgument: "int",
     SymFloatArgument: "float",

@@ -31,8 +31,6 @@ from inductor_ext.cpp_wrapper.signature.signature import (
 from inductor_ext.cpp_wrapper.signature.symbolic import to_node
 from inductor_ext.hooks import context
 
-__all__ = ["derive_signature", "use_exported_ranges"]
-
 
 @contextlib.contextmanager
 def use_exported_ranges(module: Any) -> Iterator[None]:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-__all__ = ["find_shape_environment", "ignore_performance_guards", "list_guards"]
-
 
 def find_shape_environment(values: Iterable[Any]) -> ShapeEnv | None:
     """Return the shape environment of the first symbolic or fake value, or None."""

@@ -19,21 +19,6 @@ from inductor_ext import exc
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import OPTIONAL, Size
 
-__all__ = [
-    "Constant",
-    "ConstantInput",
-    "ConstantOutput",
-    "Extent",
-    "Input",
-    "Output",
-    "Range",
-    "Signature",
-    "SymbolInput",
-    "SymbolOutput",
-    "TensorInput",
-    "TensorOutput",
-]
-
 Extent = Size | str
 """A size or a stride, in elements: an integer, or an expression over symbols."""
 

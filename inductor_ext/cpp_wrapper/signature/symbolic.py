@@ -9,8 +9,6 @@ from torch.utils._sympy import functions
 
 from inductor_ext.cpp_wrapper.signature.expression import Apply, Node
 
-__all__ = ["to_node", "to_sympy"]
-
 _RELATIONS: dict[type, str] = {
     sympy.Eq: "==",
     sympy.Ne: "!=",

@@ -10,8 +10,6 @@ from inductor_ext.lowerings.graph.fx_nodes import is_view
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["clean_graph", "is_pure"]
-
 
 def clean_graph(graph: fx.Graph) -> None:
     """Remove dead calls and duplicate views of one tensor.

@@ -25,8 +25,6 @@ from inductor_ext.lowerings.graph.fx_nodes import add_call, is_read_by_strides, 
 from inductor_ext.lowerings.graph.matmul_nodes import matmul_operands
 from inductor_ext.settings import Settings
 
-__all__ = ["concat_frozen_weights", "concat_matmuls", "is_covered"]
-
 aten = torch.ops.aten
 
 

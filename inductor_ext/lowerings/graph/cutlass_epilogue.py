@@ -42,13 +42,11 @@ from inductor_ext.templates.cutlass.epilogue import (
     apply,
     constant,
 )
-from inductor_ext.templates.problem import INT4
+from inductor_ext.templates.tensors import INT4
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
-
-__all__ = ["GraphEpilogue", "read_epilogue"]
 
 _SIZES = 16
 """Integers from this magnitude on, and their reciprocals and inverse square roots, may come from a

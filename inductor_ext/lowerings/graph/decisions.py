@@ -18,8 +18,6 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["Decider"]
-
 
 class Decider:
     """Maps problems to decisions, each decided once."""

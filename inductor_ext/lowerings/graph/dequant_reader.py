@@ -24,12 +24,12 @@ from inductor_ext.lowerings.graph.strided_views import (
     view_source,
 )
 from inductor_ext.lowerings.operands import FusedOperands, KernelConstants
-from inductor_ext.templates.problem import FP8, Dequant, GemmProblem, Operand
+from inductor_ext.templates.fused_ops import Dequant
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import FP8, Operand
 
 if TYPE_CHECKING:
     from torch import fx
-
-__all__ = ["MOST_NODES", "DequantReader", "dtype_name"]
 
 MOST_NODES = 40
 """Limit on the nodes between the stored tensor and the matmul."""

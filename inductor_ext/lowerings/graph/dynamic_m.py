@@ -18,8 +18,6 @@ from torch import fx
 
 from inductor_ext.lowerings.graph.rewrite import hoist, replace_call
 
-__all__ = ["Range", "dispatch_on_m"]
-
 Rows = tuple[fx.Node, tuple[int, ...]]
 """A tensor, and its axes whose sizes multiply to M."""
 

@@ -31,21 +31,11 @@ from inductor_ext.lowerings.graph.matmul_nodes import (
     value_of,
 )
 from inductor_ext.lowerings.graph.rewrite import as_matrix, replace_call
-from inductor_ext.templates.problem import EpilogueInput, GemmProblem
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 
 if TYPE_CHECKING:
     from torch import fx
-
-__all__ = [
-    "add_epilogue",
-    "count_epilogue_ops",
-    "find_region",
-    "flatten_epilogue",
-    "is_computed",
-    "is_read_by_inductor",
-    "reachable_pointwise",
-    "view_as_rows",
-]
 
 MOST_NODES = 64
 """Limit on the nodes of one epilogue."""

@@ -27,14 +27,6 @@ from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductCandidate, ProductRecord
 
-__all__ = [
-    "decision_reason",
-    "emit_records",
-    "note_exact_pointwise",
-    "note_rejected_fusion",
-    "operator_names",
-]
-
 
 def operator_names(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
     """Return the names of the operators that nodes compute, as in the model, each once."""

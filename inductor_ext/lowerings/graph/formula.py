@@ -24,8 +24,6 @@ from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, is_
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["FormulaReader", "canonical", "mean", "mean_of", "relu", "symbol"]
-
 MOST_NODES = 40
 """Limit on the nodes of one formula."""
 

@@ -15,12 +15,11 @@ from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
 from inductor_ext.lowerings.graph.matmul_nodes import matmul_operands, problem_of, value_of
 from inductor_ext.lowerings.operands import FusedOperands
-from inductor_ext.templates.problem import GemmProblem, Operand
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import Operand
 
 if TYPE_CHECKING:
     from torch import fx
-
-__all__ = ["FusibleMatmuls", "group_key", "is_biased_by_row", "skip_views", "unfused", "views_of"]
 
 
 def unfused(node: fx.Node, problem: GemmProblem) -> Fusion:

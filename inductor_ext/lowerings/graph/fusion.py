@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["Fusion", "View", "ViewedNode", "is_closed", "is_written_between", "named_graph"]
-
 
 @dataclass(frozen=True)
 class View:

@@ -29,8 +29,6 @@ from inductor_ext.settings import Settings
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["find_fusions"]
-
 SMALL_M = 64
 """Up to this M a matmul is bound by reading B."""
 

@@ -11,19 +11,6 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = [
-    "Unreadable",
-    "add_call",
-    "flat",
-    "is_cast",
-    "is_computed_in_float32",
-    "is_contiguous",
-    "is_read_by_strides",
-    "is_returned",
-    "is_view",
-    "shape",
-]
-
 
 class Unreadable(Exception):
     """A node that cannot be part of a formula."""

@@ -22,13 +22,12 @@ from inductor_ext.lowerings.graph.rewrite import as_matrix, call_operands, hoist
 from inductor_ext.lowerings.node_info import CutlassArguments
 from inductor_ext.templates.cutlass.epilogue import NotExpressible
 from inductor_ext.templates.cutlass.evt import why_unsupported
-from inductor_ext.templates.problem import Epilogue, GemmProblem
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
-
-__all__ = ["CutlassMatch", "apply", "find_cutlass_matches"]
 
 
 @dataclass(frozen=True)

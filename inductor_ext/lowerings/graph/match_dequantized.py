@@ -39,12 +39,11 @@ from inductor_ext.lowerings.graph.matmul_nodes import (
 )
 from inductor_ext.lowerings.graph.strided_views import Atom, require, static_shape
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import HALF, Dequant, Epilogue, EpilogueInput, Prologue
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue
+from inductor_ext.templates.tensors import HALF, EpilogueInput
 
 if TYPE_CHECKING:
     from torch import fx
-
-__all__ = ["add_scales", "find_dequantized_matmuls"]
 
 
 def find_dequantized_matmuls(graph: fx.Graph, settings: Settings) -> list[Fusion]:

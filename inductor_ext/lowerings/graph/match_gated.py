@@ -26,13 +26,13 @@ from inductor_ext.lowerings.graph.fusible_matmuls import (
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, shape
 from inductor_ext.lowerings.graph.matmul_nodes import dtype_of
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operation
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem, Operation
+from inductor_ext.templates.tensors import EpilogueInput
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
-
-__all__ = ["find_gated_fusions"]
 
 X = sympy.Dummy("x", real=True)
 """The variable of formulas of one variable."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["fuse_int8_scales"]
-
 
 def fuse_int8_scales(
     graph: fx.Graph, node: fx.Node, target: Callable[..., Any]

@@ -14,12 +14,10 @@ import sympy  # type: ignore[import-untyped]
 from inductor_ext.lowerings.graph.formula import FormulaReader, mean, symbol
 from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, is_view, shape
 from inductor_ext.lowerings.graph.matmul_nodes import value_of
-from inductor_ext.templates.problem import NormKind
+from inductor_ext.templates.fused_ops import NormKind
 
 if TYPE_CHECKING:
     from torch import fx
-
-__all__ = ["Norm", "norm_of"]
 
 MOST_NODES = 40
 """Limit on the nodes searched for the mean of a norm."""

@@ -19,12 +19,12 @@ from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_contiguous
 from inductor_ext.lowerings.graph.match_norm import Norm, norm_of
 from inductor_ext.lowerings.graph.matmul_nodes import dtype_of, operand, value_of
 from inductor_ext.lowerings.graph.rewrite import as_matrix
-from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Prologue, RowNorm
+from inductor_ext.templates.fused_ops import Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import DTYPE_BITS
 
 if TYPE_CHECKING:
     from torch import fx
-
-__all__ = ["add_norm"]
 
 
 def add_norm(matmuls: FusibleMatmuls, fusion: Fusion) -> Fusion | None:

@@ -37,12 +37,11 @@ from inductor_ext.lowerings.graph.matmul_nodes import call_arguments, is_matmul,
 from inductor_ext.lowerings.graph.rewrite import call_operands, hoist, replace_call
 from inductor_ext.lowerings.node_info import FusedCall
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import QUANTIZED, GemmProblem
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import QUANTIZED
 
 if TYPE_CHECKING:
     from torch import fx
-
-__all__ = ["RowAmaxFusion", "apply", "find_row_amax_fusions"]
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from inductor_ext.lowerings.graph.rewrite import computed_after
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = ["find_shared_input_fusions"]
-
 MOST_PARTS = 8
 """Limit on the weights of one launch: every tile selects its weight among them."""
 

@@ -18,34 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import sympy  # type: ignore[import-untyped]
 
 from inductor_ext import _compat, numerics
-from inductor_ext.templates.problem import (
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import (
     DTYPE_BITS,
     FP8,
     HALF,
     VECTOR_BYTES,
-    Epilogue,
     EpilogueInput,
-    GemmProblem,
     Operand,
 )
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
-
-__all__ = [
-    "NotCovered",
-    "broadcast_kind",
-    "call_arguments",
-    "concrete_sizes",
-    "dtype_of",
-    "is_matmul",
-    "matmul_operands",
-    "operand",
-    "problem_of",
-    "why_unsupported",
-    "with_static_alignment",
-]
 
 Hints = Mapping[Any, int]
 """Values of size symbols (sympy)."""

@@ -26,14 +26,6 @@ from inductor_ext.lowerings import node_info
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "is_only_m_unaligned",
-    "may_pad",
-    "record_strides",
-    "restore_strides",
-    "track_control_flow",
-]
-
 _CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "associative_scan", "map_impl"})
 
 

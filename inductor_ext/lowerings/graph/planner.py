@@ -54,10 +54,9 @@ from inductor_ext.lowerings.graph.site import (
 )
 from inductor_ext.settings import Settings
 from inductor_ext.templates.cutlass.config import CutlassConfig
-from inductor_ext.templates.problem import GemmProblem, size_of
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import size_of
 from inductor_ext.templates.triton.config import GemmConfig
-
-__all__ = ["Planner"]
 
 NORM_OVERHEAD = 0.03
 """Minimum speedup, as a fraction of kernel time, for fusing the norm."""

@@ -23,8 +23,6 @@ from inductor_ext.lowerings.graph.site import find_matmuls
 from inductor_ext.settings import Settings
 from inductor_ext.templates.device import Device
 
-__all__ = ["cache_key", "plan_matmuls"]
-
 
 def plan_matmuls(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the matmuls of a graph and of its subgraphs, after all other passes.

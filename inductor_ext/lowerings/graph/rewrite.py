@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-__all__ = ["apply", "as_matrix", "call_operands", "computed_after", "hoist", "replace_call"]
-
 
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[fx.Node, FusedCall]:
     """Replace the nodes of a fusion by one call.

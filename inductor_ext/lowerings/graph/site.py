@@ -18,17 +18,6 @@ from inductor_ext.lowerings.graph.matmul_nodes import problem_of
 from inductor_ext.settings import Settings, parse_rows
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = [
-    "SMALL_M",
-    "Site",
-    "find_matmuls",
-    "is_one_inductor_kernel",
-    "is_small_group",
-    "m_bounds",
-    "saves_only_launches",
-    "tuned_sizes",
-]
-
 SMALL_M = 64
 """Up to this M a matmul is bound by reading its weight."""
 

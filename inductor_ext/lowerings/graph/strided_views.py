@@ -17,19 +17,6 @@ from inductor_ext.lowerings.graph.matmul_nodes import NotCovered, value_of
 if TYPE_CHECKING:
     from torch import fx
 
-__all__ = [
-    "Atom",
-    "Dims",
-    "StoredTensor",
-    "broadcast",
-    "merge_atoms",
-    "regroup",
-    "require",
-    "static_shape",
-    "through_view",
-    "view_source",
-]
-
 
 @dataclass(frozen=True)
 class Atom:

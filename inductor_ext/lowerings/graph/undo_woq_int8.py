@@ -17,8 +17,6 @@ from torch import fx
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph.fx_nodes import add_call
 
-__all__ = ["restore_matmuls"]
-
 aten = torch.ops.aten
 
 

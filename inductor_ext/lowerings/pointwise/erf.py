@@ -34,8 +34,6 @@ from torch._inductor.virtualized import ops
 from inductor_ext import numerics
 from inductor_ext.lowerings import register_lowering
 
-__all__ = ["BORDER", "INNER", "OUTER", "PTX", "erf"]
-
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 BORDER = 1.0

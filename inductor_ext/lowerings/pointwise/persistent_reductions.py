@@ -22,9 +22,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from inductor_ext import numerics
-from inductor_ext.templates.problem import next_power_of_two
-
-__all__ = ["MOST_ELEMENTS", "passes", "should_hold_row_in_registers"]
+from inductor_ext.templates.tensors import next_power_of_two
 
 MOST_ELEMENTS = 8192
 """Maximum number of elements, over all rows, that one CTA holds at the same time."""

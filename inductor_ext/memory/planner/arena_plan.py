@@ -19,8 +19,6 @@ from inductor_ext.memory.planner.interval import Interval
 from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from inductor_ext.memory.planner.symbolic.stacking import Stacking
 
-__all__ = ["Arena", "Member", "Request", "verify_arenas"]
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

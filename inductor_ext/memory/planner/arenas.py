@@ -36,8 +36,6 @@ from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from inductor_ext.memory.planner.symbolic.runtime_replanner import Replanner
 from inductor_ext.memory.planner.symbolic.stacking import choose_stacking, scaled_samples
 
-__all__ = ["make_replanner", "plan_arenas"]
-
 
 @dataclass(frozen=True)
 class _ArenaBuilder:

@@ -21,8 +21,6 @@ from inductor_ext import exc
 from inductor_ext.memory.planner.interval import Interval
 from inductor_ext.storage.atomic import atomic_write
 
-__all__ = ["CsvProblem", "check_writable", "read", "write"]
-
 _COLUMNS = ("id", "lower", "upper", "size")
 _OFFSET = "offset"
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,1000}\s*", re.ASCII)

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 from inductor_ext.memory.planner.interval import Interval, live_bytes
 
-__all__ = ["Component", "best_fit", "first_fit", "in_time_order", "skyline"]
-
 _CROWDED = 512
 """Average number of neighbours per buffer above which a tree finds gaps faster than a scan."""
 

@@ -21,8 +21,6 @@ from itertools import accumulate
 
 from inductor_ext import exc
 
-__all__ = ["Interval", "Placement", "live_bytes", "lower_bound", "round_up", "verify"]
-
 
 def round_up(size: int, alignment: int) -> int:
     """Return the smallest multiple of `alignment`, a power of two, that is at least `size`."""

@@ -24,8 +24,6 @@ from math import isqrt
 
 from inductor_ext.memory.planner.greedy import Component, first_fit
 
-__all__ = ["SCAN", "EjectionSearch", "search_canonical"]
-
 SCAN = 6
 """Neighbours that a placement visits in the time in which a search visits one."""
 

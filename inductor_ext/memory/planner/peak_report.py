@@ -17,19 +17,6 @@ from collections.abc import Iterable, Sequence
 from inductor_ext.memory.planner.interval import live_bytes
 from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 
-__all__ = [
-    "PeakRow",
-    "allocated_bytes",
-    "devices",
-    "human_bytes",
-    "peak_cells",
-    "peak_rows",
-    "peak_step",
-    "peak_table",
-    "steps",
-    "storage_bytes",
-]
-
 _OPERATOR_WIDTH = 32
 _MODULE_WIDTH = 40
 

@@ -23,8 +23,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from inductor_ext.memory.planner.arena_plan import Arena, Request
 from inductor_ext.memory.planner.interval import live_bytes
 
-__all__ = ["Decision", "LiveRange", "count_calls", "decide", "device_live_bytes"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LiveRange:

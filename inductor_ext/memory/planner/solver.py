@@ -20,8 +20,6 @@ from inductor_ext.memory.planner.greedy import Component
 from inductor_ext.memory.planner.interval import Interval, Placement, lower_bound, verify
 from inductor_ext.memory.planner.local_search import SCAN, EjectionSearch, search_canonical
 
-__all__ = ["DEFAULT_ITERATIONS", "solve"]
-
 DEFAULT_ITERATIONS = 120
 """About 0.1 ms of one core per buffer, if the plan does not reach the lower bound."""
 

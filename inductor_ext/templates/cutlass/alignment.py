@@ -10,9 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from inductor_ext.templates.problem import aligned
-
-__all__ = ["alignment", "of_layout"]
+from inductor_ext.templates.tensors import aligned
 
 
 def alignment(

@@ -18,8 +18,6 @@ from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.templates.cutlass import nvcc_build, runtime
 from inductor_ext.templates.cutlass.source import FUNCTIONS, Source
 
-__all__ = ["KernelObject", "kernels_of", "link", "symbol"]
-
 
 def kernels_of(wrapper: Any) -> dict[Source, str]:
     """Return a wrapper's mutable dict of kernels to the names that its code uses for them."""

@@ -23,8 +23,6 @@ from inductor_ext.templates.cutlass import compiler_process, nvcc_build
 from inductor_ext.templates.cutlass.find_headers import Headers
 from inductor_ext.templates.cutlass.source import Source
 
-__all__ = ["build_later"]
-
 _NICE = 10
 
 _started: list[subprocess.Popen[bytes]] = []

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-__all__ = ["end_compilers", "start_compiler"]
-
 
 @contextlib.contextmanager
 def start_compiler(

@@ -23,17 +23,8 @@ from typing import Any, Literal
 from inductor_ext import exc
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import OPTIONAL
-from inductor_ext.templates.problem import (
-    DTYPE_BITS,
-    FP8,
-    GemmProblem,
-    ceiling,
-    read,
-    require,
-    size_of,
-)
-
-__all__ = ["SHORT_NAMES", "CutlassConfig", "Filter", "Mainloop"]
+from inductor_ext.templates.problem import GemmProblem, read
+from inductor_ext.templates.tensors import DTYPE_BITS, FP8, ceiling, require, size_of
 
 Mainloop = Literal[
     "multistage",

@@ -12,20 +12,18 @@ from collections.abc import Callable
 
 from inductor_ext.templates.cutlass.config import SHORT_NAMES, CutlassConfig
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import (
     DTYPE_BITS,
     FP8,
     HALF,
     INT4,
-    GemmProblem,
     Operand,
     aligned,
     ceiling,
     size_of,
 )
 from inductor_ext.templates.triton.constraints import MOST_ACCUMULATORS
-
-__all__ = ["alignments", "group", "layouts", "legal", "why_not"]
 
 Check = Callable[[GemmProblem, CutlassConfig, Device], "str | None"]
 

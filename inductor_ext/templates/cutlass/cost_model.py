@@ -23,17 +23,10 @@ from inductor_ext.templates.cutlass.constraints import (
     legal,
 )
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    DTYPE_BITS,
-    FP8,
-    INT4,
-    GemmProblem,
-    ceiling,
-)
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import DTYPE_BITS, FP8, INT4, ceiling
 from inductor_ext.templates.triton import cost_model
 from inductor_ext.templates.triton.config import GemmConfig
-
-__all__ = ["candidates", "predict", "rank"]
 
 _TILES_2X = (
     (128, 256, (3,)),

@@ -23,27 +23,6 @@ from typing import Any, ClassVar, Literal
 from inductor_ext import exc
 from inductor_ext.templates.tensors import EpilogueInput
 
-__all__ = [
-    "ACCUMULATOR",
-    "OPERATIONS",
-    "Epilogue",
-    "Node",
-    "NotExpressible",
-    "Packed",
-    "Tensor",
-    "apply",
-    "cast",
-    "clamp",
-    "constant",
-    "gelu",
-    "identity",
-    "parameter",
-    "read",
-    "relu6",
-    "silu",
-    "walk",
-]
-
 OPERATIONS: Mapping[str, str] = types.MappingProxyType(
     {
         "add": "{0} + {1}",

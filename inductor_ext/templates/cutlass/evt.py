@@ -24,9 +24,7 @@ from inductor_ext.templates.cutlass.epilogue import (
     identity,
     walk,
 )
-from inductor_ext.templates.problem import DTYPE_BITS
-
-__all__ = ["CPP_TYPES", "Rendered", "render", "why_unsupported"]
+from inductor_ext.templates.tensors import DTYPE_BITS
 
 CPP_TYPES: Mapping[str, str] = types.MappingProxyType(
     {

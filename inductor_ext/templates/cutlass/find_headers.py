@@ -15,8 +15,6 @@ from inductor_ext import exc
 from inductor_ext.toolchain import components
 from inductor_ext.toolchain.probes.cutlass import CUTLASS_INSTALL
 
-__all__ = ["LOWEST", "Headers", "find"]
-
 LOWEST = (4, 2, 0)
 """The oldest CUTLASS release that has everything the sources use."""
 

@@ -14,21 +14,7 @@ from typing import Any
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import CALL_FIELDS, RASTER, TENSOR_FIELDS
-from inductor_ext.templates.problem import INT4, ceiling
-
-__all__ = [
-    "CUDA_ERRORS",
-    "OPERANDS_AT",
-    "OPERAND_BYTES",
-    "Geometry",
-    "Shape",
-    "functions",
-    "geometry",
-    "ordered",
-    "packing",
-    "reason",
-    "settled",
-]
+from inductor_ext.templates.tensors import INT4, ceiling
 
 _FORMATS = {"int32_t": "i", "int64_t": "q", "float": "f"}
 """`struct` format characters of C types; every other type is a pointer."""

@@ -43,19 +43,6 @@ from inductor_ext.templates.cutlass.compiler_process import start_compiler
 from inductor_ext.templates.cutlass.source import FLAGS, Source
 from inductor_ext.toolchain import components
 
-__all__ = [
-    "DETAILS",
-    "FILES",
-    "OBJECT",
-    "Kind",
-    "Toolchain",
-    "build",
-    "build_all",
-    "built",
-    "is_built",
-    "key",
-]
-
 Kind = Literal["library", "cubin"]
 """`library`: a shared object with the two functions of a source; `cubin`: device code only."""
 

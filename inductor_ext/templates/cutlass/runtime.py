@@ -23,8 +23,6 @@ from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import launch, nvcc_build
 from inductor_ext.templates.cutlass.source import Source
 
-__all__ = ["Launcher", "address", "load", "store"]
-
 Head = tuple[int, int, int, int, int, int, int, int]
 """The fields of `Call` before the addresses."""
 

@@ -15,36 +15,14 @@ from inductor_ext import _compat
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import OPTIONAL
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    DTYPE_BITS,
-    GemmProblem,
-    ceiling,
-    next_power_of_two,
-    read,
-    require,
-    size_of,
-)
+from inductor_ext.templates.problem import GemmProblem, read
+from inductor_ext.templates.tensors import DTYPE_BITS, ceiling, next_power_of_two, require, size_of
 from inductor_ext.templates.triton.templates import (
     CHUNK_BYTES,
     STRIP,
     TEMPLATES,
-    Template,
     TemplateName,
 )
-
-__all__ = [
-    "CHUNK_BYTES",
-    "STATISTICS_STAGES",
-    "STRIP",
-    "TEMPLATES",
-    "GemmConfig",
-    "Template",
-    "TemplateName",
-    "statistics_depth",
-    "tiles_along_n",
-    "warpgroup_mma",
-]
-
 
 _PIECE_BYTES = 128
 """Maximum scratch bytes per thread for a layout conversion of a tile of 16-bit elements, as Triton

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
-
-__all__ = ["Check", "Constraint", "register"]
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.templates import TEMPLATES
 
 Check = Callable[[GemmProblem, GemmConfig, Device], "str | None"]
 

@@ -13,21 +13,19 @@ import types
 from collections.abc import Iterator, Mapping
 
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    BATCHED,
+from inductor_ext.templates.problem import BATCHED, GemmProblem
+from inductor_ext.templates.tensors import (
     DTYPE_BITS,
     FP8,
     HALF,
     INT32_MAX,
-    GemmProblem,
     ceiling,
     next_power_of_two,
 )
 from inductor_ext.templates.triton import small_m_constraints
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraint import Check, Constraint, register
-
-__all__ = ["CONSTRAINTS", "Constraint", "legal", "why_not"]
+from inductor_ext.templates.triton.templates import TEMPLATES
 
 _constraints: dict[str, Constraint] = {}
 

@@ -26,10 +26,10 @@ import math
 from dataclasses import dataclass
 
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import DTYPE_BITS, GemmProblem, Operand, ceiling, size_of
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, tiles_along_n, warpgroup_mma
-
-__all__ = ["DEFAULT", "Case", "Constants", "Prediction", "case_of", "predict"]
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import DTYPE_BITS, Operand, ceiling, size_of
+from inductor_ext.templates.triton.config import GemmConfig, tiles_along_n, warpgroup_mma
+from inductor_ext.templates.triton.templates import TEMPLATES
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from inductor_ext import events
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, statistics_depth
+from inductor_ext.templates.triton.config import GemmConfig, statistics_depth
 from inductor_ext.templates.triton.kernels import (
     dequant_a_stationary,
     dequant_register,
@@ -22,8 +22,7 @@ from inductor_ext.templates.triton.kernels import (
     persistent_tma,
     tile,
 )
-
-__all__ = ["choice"]
+from inductor_ext.templates.triton.templates import TEMPLATES
 
 _KERNELS: Mapping[str, ModuleType] = {
     "splitk": tile,

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["build", "prepare"]
-
 _requested: set[tuple[object, ...]] = set()
 """Launchers already requested from compile workers."""
 

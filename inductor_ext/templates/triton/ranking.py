@@ -11,18 +11,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    DTYPE_BITS,
-    GemmProblem,
-    Operand,
-    Prologue,
-    size_of,
-)
+from inductor_ext.templates.fused_ops import Prologue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import DTYPE_BITS, Operand, size_of
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.cost_model import DEFAULT, Constants, Prediction, predict
 from inductor_ext.templates.triton.search_space import candidates
-
-__all__ = ["prologue_pays", "rank", "without_prologue"]
 
 Ranked = tuple[GemmConfig, Prediction]
 

@@ -15,30 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    BATCHED,
-    DTYPE_BITS,
-    INT32_MAX,
-    GemmProblem,
-    ceiling,
-    next_power_of_two,
-)
-from inductor_ext.templates.triton.config import (
-    CHUNK_BYTES,
-    STRIP,
-    TEMPLATES,
-    GemmConfig,
-    TemplateName,
-    tiles_along_n,
-)
+from inductor_ext.templates.problem import BATCHED, GemmProblem
+from inductor_ext.templates.tensors import DTYPE_BITS, INT32_MAX, ceiling, next_power_of_two
+from inductor_ext.templates.triton.config import GemmConfig, tiles_along_n
 from inductor_ext.templates.triton.constraints import (
     MOST_ACCUMULATORS,
     least_block_k,
     legal,
 )
 from inductor_ext.templates.triton.small_m_constraints import MOST_SUMS
-
-__all__ = ["candidates"]
+from inductor_ext.templates.triton.templates import CHUNK_BYTES, STRIP, TEMPLATES, TemplateName
 
 _TILES = (
     (128, 256),

@@ -24,8 +24,6 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["CAPACITY", "Counters", "counters"]
-
 CAPACITY = 1 << 20
 """Counters per device: 4 MiB."""
 

@@ -10,10 +10,9 @@ import functools
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import DTYPE_BITS, next_power_of_two
-from inductor_ext.templates.triton.config import CHUNK_BYTES, STRIP, GemmConfig
+from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraint import Constraint, register
-
-__all__ = ["CONSTRAINTS", "MOST_SUMS"]
+from inductor_ext.templates.triton.templates import CHUNK_BYTES, STRIP
 
 CONSTRAINTS: dict[str, Constraint] = {}
 

@@ -21,8 +21,6 @@ from torch.utils._sympy.functions import CeilDiv
 from inductor_ext import _compat
 from inductor_ext.templates.triton import launcher_prebuild
 
-__all__ = ["GemmKernel", "count_tiles", "stores_by_tma"]
-
 
 def count_tiles(
     batch: Any, m: Any, n: Any, meta: Mapping[str, Any], cdiv: Callable[..., Any]

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from inductor_ext.templates.problem import BATCHED, NormKind
-
-__all__ = ["CHUNK_BYTES", "STRIP", "TEMPLATES", "Template", "TemplateName"]
+from inductor_ext.templates.fused_ops import NormKind
+from inductor_ext.templates.problem import BATCHED
 
 
 @dataclass(frozen=True)

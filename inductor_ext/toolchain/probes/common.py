@@ -14,19 +14,6 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
-__all__ = [
-    "TIMEOUT",
-    "Finding",
-    "Probe",
-    "find_program",
-    "first_line",
-    "import_path",
-    "loaded_attribute",
-    "package_folder",
-    "package_version",
-    "run_program",
-]
-
 TIMEOUT = 30.0
 """Seconds. A compiler that takes longer to print its version is considered broken."""
 

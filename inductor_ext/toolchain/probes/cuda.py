@@ -21,8 +21,6 @@ from inductor_ext.toolchain.probes.common import (
 if TYPE_CHECKING:
     from inductor_ext.toolchain.components import Component
 
-__all__ = ["CUDA", "CUDA_HEADERS", "NVCC", "CudaDevice", "cuda_devices"]
-
 _LOWEST_CAPABILITY = (7, 0)
 """Inductor refuses to compile Triton kernels for older devices."""
 

@@ -14,8 +14,6 @@ from inductor_ext.toolchain.probes.common import (
     package_version,
 )
 
-__all__ = ["CUTLASS", "CUTLASS_INSTALL"]
-
 CUTLASS_INSTALL = "pip install nvidia-cutlass==4.2.0.0"
 """Installs the release that the templates are written for."""
 

@@ -20,8 +20,6 @@ from inductor_ext.toolchain.probes.common import (
 if TYPE_CHECKING:
     from inductor_ext.toolchain.components import Component
 
-__all__ = ["CC", "CXX", "OPENMP"]
-
 _CXX_INSTALL = {
     "linux": "apt-get install g++ (Debian, Ubuntu) or dnf install gcc-c++ (Fedora, RHEL), or set "
     "CXX to a C++ compiler",

@@ -8,8 +8,6 @@ import sysconfig
 
 from inductor_ext.toolchain.probes.common import Finding, Probe
 
-__all__ = ["PYTHON_HEADERS"]
-
 
 def _headers_inputs() -> tuple[tuple[str, ...]]:
     folders = (sysconfig.get_path("include"), sysconfig.get_path("include", scheme="posix_prefix"))

@@ -15,8 +15,6 @@ from inductor_ext.toolchain.probes.common import (
     package_version,
 )
 
-__all__ = ["TORCH"]
-
 
 def _examine_torch(_path: tuple[str, ...]) -> Finding:
     lowest, highest = _compat.SUPPORTED

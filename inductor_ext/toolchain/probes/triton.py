@@ -16,8 +16,6 @@ from inductor_ext.toolchain.probes.common import (
     package_version,
 )
 
-__all__ = ["TRITON"]
-
 
 def _triton_requirement() -> str | None:
     """Return the Triton that this torch requires ("triton==3.6.0", from torch 2.14 on

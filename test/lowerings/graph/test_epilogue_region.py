@@ -14,10 +14,8 @@ from torch.nn import functional as F
 
 from inductor_ext.lowerings.graph.epilogue_region import add_epilogue, find_region, flatten_epilogue
 from inductor_ext.lowerings.graph.matmul_nodes import problem_of
-from inductor_ext.templates.problem import (
-    Epilogue,
-    EpilogueInput,
-)
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.tensors import EpilogueInput
 from test.support import fake_cuda
 from test.support.fusion_checks import F32, X3, Tensor, W, X, aten, find, row, values_of
 from test.support.gemm_graphs import lowered_graph, tensor

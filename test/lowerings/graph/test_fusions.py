@@ -22,13 +22,9 @@ from inductor_ext.lowerings.graph.epilogue_region import add_epilogue
 from inductor_ext.lowerings.graph.fusion import Fusion
 from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.lowerings.graph.matmul_nodes import problem_of
-from inductor_ext.templates.problem import (
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 from test.support import fake_cuda
 from test.support.fusion_checks import (
     F32,

@@ -29,14 +29,9 @@ from inductor_ext.lowerings.graph.fusion import Fusion, View
 from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.lowerings.graph.rewrite import apply
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import fake_cuda, kernel_util
 from test.support.gemm_graphs import call_operands, lowered_graph, operand_count, tensor

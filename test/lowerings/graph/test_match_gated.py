@@ -13,11 +13,8 @@ pytest.importorskip("triton")
 from torch.nn import functional as F
 
 from inductor_ext.lowerings.operands import KernelConstants
-from inductor_ext.templates.problem import (
-    Epilogue,
-    EpilogueInput,
-    Operand,
-)
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.tensors import EpilogueInput, Operand
 from test.support.fusion_checks import (
     BIAS,
     F32,

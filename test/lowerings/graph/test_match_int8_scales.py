@@ -17,7 +17,9 @@ from inductor_ext import config
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.reference import program
 from inductor_ext.hooks import scope
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import fake_cuda, kernel_util
 

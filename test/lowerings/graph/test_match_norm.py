@@ -11,11 +11,8 @@ pytest.importorskip("triton")
 
 from torch.nn import functional as F
 
-from inductor_ext.templates.problem import (
-    Operand,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Prologue, RowNorm
+from inductor_ext.templates.tensors import Operand
 from test.support.fusion_checks import (
     BIAS,
     F32,

@@ -24,7 +24,9 @@ from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph import match_dequantized, match_row_amax
 from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.settings import Settings
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton import cost_model, ranking, search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal

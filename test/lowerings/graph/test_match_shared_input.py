@@ -14,10 +14,8 @@ from torch.nn import functional as F
 from inductor_ext.lowerings.graph import match_shared_input
 from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.lowerings.operands import KernelConstants
-from inductor_ext.templates.problem import (
-    Epilogue,
-    EpilogueInput,
-)
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.tensors import EpilogueInput
 from test.support.fusion_checks import PLAIN, X3, Tensor, W, X, aten, check, find, qkv
 from test.support.gemm_graphs import lowered_graph, operand_count, tensor
 

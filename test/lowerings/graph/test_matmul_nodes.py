@@ -18,7 +18,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import matmul_nodes
-from inductor_ext.templates.problem import Epilogue, EpilogueInput, GemmProblem, Operand
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput, Operand
 from test.support import fake_cuda
 from test.support.gemm_graphs import lowered_graph, tensor
 

@@ -9,13 +9,9 @@ import pytest
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.constraints import legal, why_not
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Prologue,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput
 from test.support.cutlass_examples import (
     A100,
     B200,

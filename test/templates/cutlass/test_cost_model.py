@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 from inductor_ext.templates.cutlass.constraints import why_not
 from inductor_ext.templates.cutlass.cost_model import candidates, predict, rank
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Operand,
-    Prologue,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput, Operand
 from test.support.cutlass_examples import A100, B200, H200, INT4, LINEAR, but, mm
 from test.support.gemm_strategies import device, examples, problems
 

@@ -41,15 +41,10 @@ from inductor_ext.templates.cutlass.epilogue import (
 from inductor_ext.templates.cutlass.nvcc_build import Toolchain, build_all
 from inductor_ext.templates.cutlass.source import Source, source
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    INT4,
-    Dequant,
-    EpilogueInput,
-    GemmProblem,
-    Operand,
-    Prologue,
-)
-from inductor_ext.templates.problem import Epilogue as FusedEpilogue
+from inductor_ext.templates.fused_ops import Dequant, Prologue
+from inductor_ext.templates.fused_ops import Epilogue as FusedEpilogue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import INT4, EpilogueInput, Operand
 from inductor_ext.toolchain import components
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from inductor_ext import exc
 from inductor_ext.templates.cutlass import find_headers
 from inductor_ext.templates.cutlass.alignment import alignment, of_layout
-from inductor_ext.templates.problem import DTYPE_BITS, Operand
+from inductor_ext.templates.tensors import DTYPE_BITS, Operand
 from inductor_ext.toolchain import components
 from test.support.gemm_strategies import examples
 

@@ -31,8 +31,10 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.epilogue import ACCUMULATOR, apply, identity
 from inductor_ext.templates.cutlass.epilogue import Epilogue as Tree
 from inductor_ext.templates.format import config_words, problem_words
-from inductor_ext.templates.problem import Epilogue, GemmProblem, Operand, read
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem, read
 from inductor_ext.templates.records import TuningRecord
+from inductor_ext.templates.tensors import Operand
 from test.support import benchmark_backends
 from test.support.benchmark_backends import candidate, cutlass_candidate
 from test.support.gemm_strategies import device
@@ -240,7 +242,7 @@ def test_a_kernel_has_its_name_in_words() -> None:
 
 def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
     from inductor_ext.templates.cutlass.epilogue import Tensor, read
-    from inductor_ext.templates.problem import EpilogueInput
+    from inductor_ext.templates.tensors import EpilogueInput
 
     def asked(alignment: int) -> str:
         inputs = (Tensor("bfloat16", "matrix", alignment),)

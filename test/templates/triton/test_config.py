@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 
 from inductor_ext import exc
-from inductor_ext.templates.problem import (
-    DTYPE_BITS,
-    Epilogue,
-    GemmProblem,
-)
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, warpgroup_mma
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import DTYPE_BITS
+from inductor_ext.templates.triton.config import GemmConfig, warpgroup_mma
+from inductor_ext.templates.triton.templates import TEMPLATES
 from test.support.gemm_strategies import configs, examples, problems
 from test.support.problem_examples import (
     A100,

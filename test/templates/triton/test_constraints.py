@@ -7,17 +7,13 @@ from hypothesis import given
 
 from inductor_ext import _compat
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    GemmProblem,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import config as config_module
 from inductor_ext.templates.triton import constraints as constraints_module
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig
+from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import CONSTRAINTS, legal, why_not
+from inductor_ext.templates.triton.templates import TEMPLATES
 from test.support.gemm_strategies import configs, devices, examples, problems
 from test.support.problem_examples import (
     A100,

@@ -16,16 +16,10 @@ from hypothesis import strategies as st
 
 from benchmarks.gemm.fit_cost_model import Measurement, error, fit
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Operand,
-    Prologue,
-    RowNorm,
-)
-from inductor_ext.templates.triton.config import TEMPLATES, GemmConfig, warpgroup_mma
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput, Operand
+from inductor_ext.templates.triton.config import GemmConfig, warpgroup_mma
 from inductor_ext.templates.triton.constraints import legal
 from inductor_ext.templates.triton.cost_model import (
     DEFAULT,
@@ -35,6 +29,7 @@ from inductor_ext.templates.triton.cost_model import (
 )
 from inductor_ext.templates.triton.ranking import prologue_pays, rank
 from inductor_ext.templates.triton.search_space import candidates
+from inductor_ext.templates.triton.templates import TEMPLATES
 from test.support import hash_seeds
 from test.support.gemm_strategies import configs, device, devices, examples, problems
 

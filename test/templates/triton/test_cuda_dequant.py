@@ -11,15 +11,10 @@ import torch
 from inductor_ext import events
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.reference import program
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton import search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import gpu_util

@@ -11,14 +11,9 @@ from unittest import mock
 import pytest
 import torch
 
-from inductor_ext.templates.problem import (
-    Epilogue,
-    EpilogueInput,
-    GemmProblem,
-    Operand,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import EpilogueInput, Operand
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 from inductor_ext.templates.triton.kernels import persistent_tma

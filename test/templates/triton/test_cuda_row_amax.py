@@ -14,7 +14,8 @@ import inductor_ext
 from inductor_ext import events
 from inductor_ext.autotune import decide, reference
 from inductor_ext.autotune.accuracy import Verifier
-from inductor_ext.templates.problem import Epilogue, GemmProblem
+from inductor_ext.templates.fused_ops import Epilogue
+from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductRecord
 from inductor_ext.templates.triton import search_space
 from inductor_ext.templates.triton.config import GemmConfig

@@ -12,13 +12,8 @@ import pytest
 import torch
 
 from inductor_ext import _compat
-from inductor_ext.templates.problem import (
-    Dequant,
-    Epilogue,
-    GemmProblem,
-    Prologue,
-    RowNorm,
-)
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 from inductor_ext.templates.triton.ranking import rank

@@ -6,8 +6,6 @@ import heapq
 
 from inductor_ext.memory.planner.kernel_order.problem import StepGraph
 
-__all__ = ["schedule_backwards", "schedule_forwards"]
-
 
 def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
     """Schedule from the inputs, lowest change of the live bytes first.

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from inductor_ext.memory.planner.kernel_order.problem import StepGraph
 
-__all__ = ["find_lower_bound"]
-
 
 def find_lower_bound(graph: StepGraph, order: Sequence[int], effort: int) -> int:
     """Return bytes that are live at the same time in every order.

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from inductor_ext import exc
 
-__all__ = ["Buffer", "OrderProblem", "StepGraph"]
-
 
 @dataclass(frozen=True, slots=True)
 class Buffer:

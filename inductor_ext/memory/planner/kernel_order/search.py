@@ -15,8 +15,6 @@ from inductor_ext.memory.planner.kernel_order.problem import OrderProblem, StepG
 from inductor_ext.memory.planner.kernel_order.state import OrderState, SearchBudget
 from inductor_ext.memory.planner.kernel_order.window import WINDOWS, reorder_window
 
-__all__ = ["EFFORT", "Ordering", "Profile", "find_order", "profile"]
-
 EFFORT = 450
 """Elementary operations that a search may spend per step of the problem, each below 1 us."""
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from inductor_ext.memory.planner.kernel_order.problem import StepGraph
 
-__all__ = ["OrderState", "SearchBudget"]
-
 
 class SearchBudget:
     """Elementary operations that are left to spend."""

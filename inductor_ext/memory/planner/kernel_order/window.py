@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from inductor_ext.memory.planner.kernel_order.state import OrderState, SearchBudget
 
-__all__ = ["WINDOWS", "reorder_window"]
-
 WINDOWS = ((12, 48), (24, 48), (48, 24), (96, 12), (192, 6))
 """Steps in a window and number of states kept per size, in the order in which they are tried."""
 

@@ -13,8 +13,6 @@ from inductor_ext.memory.planner.interval import round_up
 from inductor_ext.memory.planner.symbolic.evaluator import Align
 from inductor_ext.memory.planner.symbolic.stacking import Stacking
 
-__all__ = ["Algebra", "MakeAlign", "MakeMax", "make_align", "make_max"]
-
 MakeMax = Callable[[Sequence[sympy.Expr]], sympy.Expr]
 """Builds the maximum of two or more expressions."""
 

@@ -11,8 +11,6 @@ import sympy  # type: ignore[import-untyped]
 
 from inductor_ext.memory.planner.interval import round_up
 
-__all__ = ["Align", "ExpressionEvaluator"]
-
 
 class Align(sympy.Function):  # type: ignore[misc]
     """`Align(value, alignment)`: value rounded up to a multiple of alignment, a power of two."""

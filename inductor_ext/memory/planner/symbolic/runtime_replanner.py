@@ -11,8 +11,6 @@ from inductor_ext.memory.planner import solver
 from inductor_ext.memory.planner.interval import Interval, verify
 from inductor_ext.memory.planner.symbolic.stacking import stack_in_order
 
-__all__ = ["Replanner"]
-
 _MAX_CACHED = 256
 """Number of tuples of sizes whose plans a `Replanner` caches."""
 

@@ -14,8 +14,6 @@ import sympy  # type: ignore[import-untyped]
 from inductor_ext.memory.planner import solver
 from inductor_ext.memory.planner.interval import Interval, lower_bound
 
-__all__ = ["Choice", "Stacking", "choose_stacking", "scaled_samples", "stack_in_order"]
-
 
 @dataclass(frozen=True)
 class Stacking:

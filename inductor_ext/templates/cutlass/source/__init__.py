@@ -45,7 +45,7 @@ from inductor_ext.templates.cutlass.source.interface import (
 )
 from inductor_ext.templates.cutlass.source.multistage import render_multistage
 from inductor_ext.templates.cutlass.source.specialized import render_specialized
-from inductor_ext.templates.problem import INT4
+from inductor_ext.templates.tensors import INT4
 
 __all__ = ["CALL_FIELDS", "FLAGS", "FUNCTIONS", "RASTER", "TENSOR_FIELDS", "Source", "source"]
 

@@ -8,20 +8,7 @@ from __future__ import annotations
 
 from inductor_ext.templates.cutlass.evt import CPP_TYPES
 from inductor_ext.templates.cutlass.source.interface import CALL_FIELDS, TENSOR_FIELDS
-from inductor_ext.templates.problem import INT4
-
-__all__ = [
-    "CALL",
-    "ENTRIES",
-    "HALVES",
-    "HOST",
-    "LAUNCH",
-    "LAYOUTS",
-    "NAME",
-    "PROLOGUE",
-    "element",
-    "fill",
-]
+from inductor_ext.templates.tensors import INT4
 
 NAME = "@NAME@"
 

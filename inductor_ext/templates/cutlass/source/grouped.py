@@ -26,8 +26,6 @@ from inductor_ext.templates.cutlass.source.sm90 import (
     includes,
 )
 
-__all__ = ["render_grouped"]
-
 _DECLARATIONS = """\
 using Problem = Shape<int, int, int>;
 using StrideA = typename Kernel::InternalStrideA;

@@ -6,8 +6,6 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["CALL_FIELDS", "FLAGS", "FUNCTIONS", "RASTER", "TENSOR_FIELDS", "Source"]
-
 FUNCTIONS: Mapping[str, str] = types.MappingProxyType(
     {"workspace_size": "inductor_ext_workspace_size", "run": "inductor_ext_run"}
 )

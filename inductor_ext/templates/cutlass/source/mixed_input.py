@@ -7,8 +7,6 @@ from inductor_ext.templates.cutlass.epilogue import Packed
 from inductor_ext.templates.cutlass.evt import CPP_TYPES
 from inductor_ext.templates.cutlass.source.common import fill
 
-__all__ = ["RUN_SCALED", "SCALES", "TRANSPOSE", "TRANSPOSED", "conversion"]
-
 _CONVERSION = """
 namespace cutlass {
 

@@ -15,9 +15,6 @@ from inductor_ext.templates.cutlass.source.common import (
     fill,
 )
 
-__all__ = ["render_multistage"]
-
-
 _RUN = """\
 typename Kernel::Arguments arguments(Call const& call) {
   Operand const& a = call.tensors[0];

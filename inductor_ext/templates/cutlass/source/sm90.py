@@ -5,9 +5,7 @@ from __future__ import annotations
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.evt import CPP_TYPES, Rendered
 from inductor_ext.templates.cutlass.source.common import LAYOUTS, element
-from inductor_ext.templates.problem import DTYPE_BITS
-
-__all__ = ["DEVICE", "RASTER_ORDER", "START", "STRIDES", "collectives", "includes"]
+from inductor_ext.templates.tensors import DTYPE_BITS
 
 DEVICE = """
 }  // namespace @NAME@_code

@@ -31,8 +31,6 @@ from inductor_ext.templates.cutlass.source.sm90 import (
     includes,
 )
 
-__all__ = ["render_specialized"]
-
 _RUN_PLAIN = """
 int64_t workspace_size(Call const& call) {
   auto const given = arguments(call);

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from inductor_ext.templates.problem import FP8, GemmProblem, ceiling
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import FP8, ceiling
 from inductor_ext.templates.triton.config import (
     STATISTICS_STAGES,
     GemmConfig,
     statistics_depth,
     tiles_along_n,
 )
-
-__all__ = ["ACTIVATIONS", "ARGUMENTS", "MACROS", "TMA", "by_tma", "loads", "splits", "tiling"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "identity")
 """Activations of gates. The tanh form of gelu, 0.5 x (1 + tanh(u)) (Hendrycks and Gimpel 2016), is

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from inductor_ext.templates.problem import GemmProblem, next_power_of_two
-from inductor_ext.templates.triton.config import STRIP, GemmConfig
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import next_power_of_two
+from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.kernels import common, dequant_register, dequantize
-
-__all__ = ["SOURCE", "constants"]
+from inductor_ext.templates.triton.templates import STRIP
 
 SOURCE = (
     common.MACROS

@@ -34,8 +34,6 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.kernels import common, dequantize
 
-__all__ = ["MACROS", "SOURCE", "constants"]
-
 MACROS = r"""
 {%- set chunks = range(CHUNKS) %}
 {%- set chunk = BLOCK_K // (WARPS * CHUNKS) %}

@@ -28,8 +28,6 @@ from typing import Any
 
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["MACROS", "constants"]
-
 MACROS = r"""
 {%- set packed = DEQUANTIZE in ("'int4'", "'uint4'") %}
 {%- set signed = DEQUANTIZE in ("'int8'", "'int4'") %}

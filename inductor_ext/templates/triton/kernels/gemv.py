@@ -19,8 +19,6 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.kernels import common
 
-__all__ = ["SOURCE", "constants"]
-
 SOURCE = (
     common.MACROS
     + common.ARGUMENTS

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from inductor_ext.templates.problem import FP8, GemmProblem, next_power_of_two
+from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.templates.tensors import FP8, next_power_of_two
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.kernels import common
-
-__all__ = ["SOURCE", "constants"]
 
 SOURCE = (
     common.MACROS

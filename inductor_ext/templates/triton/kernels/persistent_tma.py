@@ -36,8 +36,6 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.kernels import common
 
-__all__ = ["SOURCE", "constants"]
-
 REACH = 2**36
 """Upper limit of TMA descriptor strides in units of 16 bytes (exclusive); at least 1025, see
 below."""
