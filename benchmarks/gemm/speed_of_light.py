@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit", help="of the checkout, where git is missing")
     parser.add_argument("--json-out", type=Path, help="folder of the results")
     options = parser.parse_args(arguments)
-    header = results.collect_header("floors", results.command_line(), commit=options.commit)
+    header = results.collect_header("speed-of-light", results.command_line(), commit=options.commit)
     rows = []
     for row in itertools.chain(_readings(options.rounds), _products(options.rounds)):
         rows.append(row)

@@ -7,7 +7,7 @@ A speedup is Inductor's time divided by the extension's time, so more is better.
 max-autotune counts as the faster of its two configurations, with and without persistent TMA
 kernels. `the best` is the fastest of these and cuBLAS in eager mode, selected per case.
 
-    python -m benchmarks.gemm.summary benchmarks/results/gemm-*.json benchmarks/results/e2e-*.json
+    python -m benchmarks.gemm.summary benchmarks/results/gemm/*.json benchmarks/results/e2e/*.json
 """
 
 from __future__ import annotations

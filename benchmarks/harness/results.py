@@ -40,9 +40,9 @@ __all__ = [
     "Row",
     "collect_header",
     "command_line",
-    "file_name",
     "hardware_slug",
     "read",
+    "relative_path",
     "render_table",
     "validate",
     "write",
@@ -326,9 +326,9 @@ def _output(*command: str) -> str | None:
     return run.stdout.strip()
 
 
-def file_name(header: Header) -> str:
-    """Return the name of the file for a document."""
-    return f"{header['suite']}-{header['hardware']}.json"
+def relative_path(header: Header) -> Path:
+    """Return the path of a document's file in a folder of results."""
+    return Path(header["suite"], f"{header['hardware']}.json")
 
 
 def read(path: str | os.PathLike[str]) -> Document:
@@ -336,7 +336,7 @@ def read(path: str | os.PathLike[str]) -> Document:
 
     Raises:
         InvalidResultError: the file is not JSON, violates the schema, or has another document's
-            name.
+            name or folder.
     """
     path = Path(path)
     try:
@@ -345,12 +345,14 @@ def read(path: str | os.PathLike[str]) -> Document:
         raise InvalidResultError(path=path.name, why=str(error)) from None
     validate(document)
     checked = typing.cast(Document, document)
-    _require(path.name == file_name(checked), path.name, f"its name should be {file_name(checked)}")
+    expected = relative_path(checked)
+    location = Path(*path.absolute().parts[-2:])
+    _require(location == expected, str(location), f"its folder and name should be {expected}")
     return checked
 
 
 def write(directory: str | os.PathLike[str], document: Document) -> Path:
-    """Write a document into `directory` under its own name, atomically.
+    """Write a document into `directory` under its suite and hardware, atomically.
 
     Returns:
         The file's path.
@@ -359,9 +361,8 @@ def write(directory: str | os.PathLike[str], document: Document) -> Path:
         InvalidResultError: the document violates the schema; nothing is written.
     """
     validate(document)
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / file_name(document)
+    path = Path(directory) / relative_path(document)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
         Path(temporary).write_text(json.dumps(document, indent=2) + "\n")
     return path
@@ -432,7 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_argument("files", nargs="*", type=Path)
     options = parser.parse_args(arguments)
     failures = 0
-    for path in options.files or sorted(RESULTS.glob("*.json")):
+    for path in options.files or sorted(RESULTS.glob("*/*.json")):
         try:
             document = read(path)
         except (InvalidResultError, OSError) as error:

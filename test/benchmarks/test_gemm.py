@@ -186,7 +186,7 @@ def row(case: str) -> results.Row:
 def test_results_are_kept_after_every_case_and_gone_on_with(tmp_path: Path) -> None:
     ledger = resumable.Ledger(HEADER, tmp_path)
     ledger.add([row("a")])
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*/*.json")
     again = resumable.Ledger({**HEADER, "date": "2026-02-01T12:00:00Z"}, tmp_path, path)
     assert again.done == {"a"}
     again.add([row("b")])
@@ -201,7 +201,7 @@ def test_results_are_kept_after_every_case_and_gone_on_with(tmp_path: Path) -> N
 def test_results_of_another_run_are_not_mixed(tmp_path: Path, change: Mapping[str, Any]) -> None:
     resumable.Ledger(HEADER, tmp_path).add([row("a")])
     other: Any = {**HEADER, **change}
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*/*.json")
     with pytest.raises(resumable.OtherRunError, match=next(iter(change))):
         resumable.Ledger(other, tmp_path, path)
 
@@ -233,7 +233,7 @@ def test_command_line_goes_on_where_it_stopped(
     )
     common = ["--contenders", "stock", "ours", "--rounds", "2", "--json-out", str(tmp_path)]
     assert gemm.main([*common, "--quick"]) == 0
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*/*.json")
     assert gemm.main([*common, "--resume", str(path), "--budget-seconds", "0"]) == 0
     assert "0 of 2 measured" in capsys.readouterr().out
     assert gemm.main([*common, "--resume", str(path)]) == 0
@@ -481,7 +481,7 @@ def test_norms_are_measured_and_gone_on_with(
     common = ["--rounds", "2", "--json-out", str(tmp_path)]
     # One of stock's settings is wrong here, and is reported.
     assert reductions.main(["--case", toys[0].name, *common]) == 1
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*/*.json")
     assert reductions.main(["--case", *reductions.CASES, *common, "--resume", str(path)]) == 1
     assert "2 of 2 measured" in capsys.readouterr().out
     document = results.read(path)

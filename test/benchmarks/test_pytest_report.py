@@ -84,7 +84,7 @@ def test_a_run_that_is_ended_keeps_what_it_has_done(
     monkeypatch.chdir(tmp_path)
     asked = ["gpu-tests", "--budget-seconds", "5", "--json-out", "."]
     assert pytest_report.main([*asked, "--", tests.name]) == pytest.ExitCode.INTERRUPTED
-    (path,) = tmp_path.glob("gpu-tests-*.json")
+    (path,) = tmp_path.glob("gpu-tests/*.json")
     found = results.read(path)["rows"]
     assert {row["metric"]: row["ours"] for row in found}["failed"] == 1
     assert {row["metric"]: row["ours"] for row in found}["passed"] == 1
@@ -179,7 +179,7 @@ def test_a_run_goes_on_where_another_has_ended(
         "test_is_expected_to_fail",
         "test_skips",
     ]
-    (path,) = tmp_path.glob("gpu-tests-*.json")
+    (path,) = tmp_path.glob("gpu-tests/*.json")
     found = {row["metric"]: row["ours"] for row in results.read(path)["rows"]}
     # What was expected to fail counts as skipped, and what failed at first has passed.
     assert found == {"passed": 3, "failed": 1, "skipped": 2}

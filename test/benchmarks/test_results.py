@@ -6,6 +6,7 @@ import copy
 import fnmatch
 import importlib.machinery
 import importlib.metadata
+import importlib.util
 import json
 import mmap
 import re
@@ -51,11 +52,13 @@ def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     return document
 
 
-COMMITTED = sorted(results.RESULTS.glob("*.json"))
+COMMITTED = sorted(results.RESULTS.glob("*/*.json"))
 README = results.CHECKOUT / "benchmarks" / "README.md"
 
 
-@pytest.mark.parametrize("path", COMMITTED, ids=[path.stem for path in COMMITTED])
+@pytest.mark.parametrize(
+    "path", COMMITTED, ids=[f"{path.parent.name}-{path.stem}" for path in COMMITTED]
+)
 def test_committed_result_is_valid_and_names_no_machine(path: Path) -> None:
     document = results.read(path)
     # Beyond the command, which `validate` looks at, notes and cases are free text.
@@ -64,7 +67,8 @@ def test_committed_result_is_valid_and_names_no_machine(path: Path) -> None:
 
 
 def test_results_folder_holds_results_only() -> None:
-    assert {path.suffix for path in results.RESULTS.iterdir() if path.is_file()} <= {".json"}
+    files = {path for path in results.RESULTS.rglob("*") if path.is_file()}
+    assert files == set(COMMITTED)
 
 
 def test_valid_documents() -> None:
@@ -129,9 +133,9 @@ def test_anything_but_an_object_is_refused() -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     path = results.write(folder, DOCUMENT)
-    assert path == folder / "gemm-nvidia-h100-80gb-hbm3.json"
+    assert path == folder / "gemm" / "nvidia-h100-80gb-hbm3.json"
     assert results.read(path) == DOCUMENT
-    assert list(folder.iterdir()) == [path]
+    assert list(folder.rglob("*.json")) == [path]
 
 
 def test_failed_write_keeps_the_old_result(tmp_path: Path, monkeypatch: Any) -> None:
@@ -150,17 +154,19 @@ def test_failed_write_keeps_the_old_result(tmp_path: Path, monkeypatch: Any) -> 
     with pytest.raises(OSError, match="disk full"):
         results.write(tmp_path, newer)
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_reading_checks_syntax_and_name(tmp_path: Path) -> None:
-    misnamed = tmp_path / "gemm.json"
-    misnamed.write_text(json.dumps(DOCUMENT))
-    with pytest.raises(results.InvalidResultError, match=r"gemm-nvidia-h100-80gb-hbm3\.json"):
-        results.read(misnamed)
-    misnamed.write_text("{")
-    with pytest.raises(results.InvalidResultError, match=r"gemm\.json"):
-        results.read(misnamed)
+@pytest.mark.parametrize("name", ["gemm/gpu.json", "e2e/nvidia-h100-80gb-hbm3.json"])
+def test_reading_checks_syntax_folder_and_name(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.parent.mkdir()
+    file.write_text(json.dumps(DOCUMENT))
+    with pytest.raises(results.InvalidResultError, match=r"gemm/nvidia-h100-80gb-hbm3\.json"):
+        results.read(file)
+    file.write_text("{")
+    with pytest.raises(results.InvalidResultError, match=file.name):
+        results.read(file)
 
 
 def test_header_of_this_machine_makes_a_valid_document() -> None:
@@ -247,7 +253,7 @@ def test_commit_is_dirty_for_code_and_not_for_results(tmp_path: Path, monkeypatc
     assert re.fullmatch("[0-9a-f]{40}", clean)
     folder = tmp_path / "benchmarks" / "results"
     folder.mkdir(parents=True)
-    (folder / "gemm-x.json").write_text("{}")
+    (folder / "x.json").write_text("{}")
     assert results._commit() == clean
     (tmp_path / "code.py").write_text("a = 2\n")
     assert results._commit() == f"{clean}-dirty"
@@ -324,16 +330,38 @@ def test_readme_documents_every_field() -> None:
     assert fields == documented
 
 
-def test_readme_says_which_command_makes_each_result() -> None:
+def readme_table() -> list[tuple[list[str], str, str]]:
+    """The rows of the README's table of results: suites, command, and where they are used."""
     text = README.read_text()
     table = text[text.index("| suite | command |") : text.index("## The format")]
-    cells = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
-    patterns = [name for cell in cells for name in re.findall(r"`(.+?)`", cell)]
-    suites = {results.read(path)["suite"] for path in COMMITTED}
-    assert {
-        suite for suite in suites if not any(fnmatch.fnmatch(suite, p) for p in patterns)
-    } == set()
-    assert {p for p in patterns if not fnmatch.filter(suites, p)} == set()
+    rows = re.findall(r"^\| (`.+?) \| (.+) \| (.+?) \|$", table, re.MULTILINE)
+    return [(re.findall(r"`(.+?)`", suites), command, pages) for suites, command, pages in rows]
+
+
+def test_readme_lists_the_suite_of_every_result() -> None:
+    patterns = [pattern for suites, _, _ in readme_table() for pattern in suites]
+    folders = {path.parent.name for path in COMMITTED}
+    unlisted = {
+        folder for folder in folders if not any(fnmatch.fnmatch(folder, p) for p in patterns)
+    }
+    assert unlisted == set()
+    assert {pattern for pattern in patterns if not fnmatch.filter(folders, pattern)} == set()
+
+
+def test_commands_in_the_readme_are_modules() -> None:
+    for _, command, _ in readme_table():
+        for module in re.findall(r"python -m ([\w.]+)", command):
+            assert importlib.util.find_spec(module) is not None, module
+
+
+def test_pages_in_the_readme_name_their_results() -> None:
+    for suites, _, cell in readme_table():
+        for page in re.findall(r"[\w/]+\.md", cell):
+            text = (results.CHECKOUT / page).read_text()
+            for suite in suites:
+                # As code, in a link to the result, or as the head of a printed table.
+                name = re.escape(suite.removesuffix("*"))
+                assert re.search(rf"(?:`|results/|\n){name}", text), (suite, page)
 
 
 def test_summary_of_measurements() -> None:

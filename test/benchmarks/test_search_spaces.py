@@ -160,7 +160,7 @@ def test_what_ranking_misses_is_a_result(
     path.write_text(json.dumps({**header, "spaces": [imagined.to_json()]}))
     assert search_spaces.main(["regret", str(path), "--json-out", str(tmp_path)]) == 0
     assert "best of the six ranked first" in capsys.readouterr().out
-    document = results.read(tmp_path / f"gemm-regret-{header['hardware']}.json")
+    document = results.read(tmp_path / "gemm-regret" / f"{header['hardware']}.json")
     (row,) = document["rows"]
     assert row["floor"] == min(imagined.microseconds.values())
     assert row["floor"] / row["ours"] == pytest.approx(search_spaces.share(imagined))

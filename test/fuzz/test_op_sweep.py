@@ -266,7 +266,7 @@ def test_reasons_hold_no_paths_and_no_addresses() -> None:
 
 
 def test_committed_result_has_no_verdict_against_us() -> None:
-    files = sorted(results_format.RESULTS.glob("op-sweep-*.json"))
+    files = sorted(results_format.RESULTS.glob("op-sweep/*.json"))
     assert files, "run python -m test.fuzz.op_sweep --all"
     for file in files:
         rows = results_format.read(file)["rows"]

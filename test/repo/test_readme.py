@@ -33,7 +33,7 @@ def test_code_runs(code: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_table_is_that_of_the_committed_result() -> None:
-    (path,) = (ROOT / "benchmarks" / "results").glob("quickstart-*.json")
+    (path,) = (ROOT / "benchmarks" / "results").glob("quickstart/*.json")
     assert results.render_table(results.read(path)).strip() in README
 
 
