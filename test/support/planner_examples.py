@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from hypothesis import HealthCheck, settings
 
-__all__ = ["examples"]
+__all__ = ["examples", "unchecked_examples"]
 
 _EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
 
@@ -24,3 +24,8 @@ def examples(default: int, suppress: Collection[HealthCheck] = ()) -> settings:
         database=None,
         suppress_health_check=list(suppress),
     )
+
+
+def unchecked_examples(default: int) -> settings:
+    """`examples` without hypothesis' health checks, for problems that take long to draw."""
+    return examples(default, suppress=tuple(HealthCheck))

@@ -7,13 +7,12 @@ the long run.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext.memory.planner import arenas
@@ -25,12 +24,9 @@ from inductor_ext.memory.planner.placement_policy import (
     decide,
     device_live_bytes,
 )
-from test.support import planner_examples
+from test.support.planner_examples import unchecked_examples
 
 GRANULE = 64
-
-
-examples = functools.partial(planner_examples.examples, suppress=tuple(HealthCheck))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +209,7 @@ def check_limits(case: Case, decision: Decision) -> None:
 
 
 class TestRandomSchedules:
-    @examples(400)
+    @unchecked_examples(400)
     @given(cases())
     def test_random_schedules_keep_the_bound(self, case: Case) -> None:
         decision = case.decide()
@@ -221,7 +217,7 @@ class TestRandomSchedules:
         check_limits(case, decision)
         assert decision.calls <= count_calls(case.storages)
 
-    @examples(200)
+    @unchecked_examples(200)
     @given(cases())
     def test_random_schedules_without_arenas(self, case: Case) -> None:
         decision = case.decide(place=False)
@@ -229,7 +225,7 @@ class TestRandomSchedules:
         check_limits(case, decision)
         assert decision.arenas == ()
 
-    @examples(300)
+    @unchecked_examples(300)
     @given(cases())
     def test_random_schedules_forced(self, case: Case) -> None:
         decision = case.decide(force=True, place=True)
@@ -238,19 +234,19 @@ class TestRandomSchedules:
         wanted = {i for i, storage in enumerate(case.storages) if storage.request is not None}
         assert placed == wanted
 
-    @examples(100)
+    @unchecked_examples(100)
     @given(cases(most=60))
     def test_random_large_schedules(self, case: Case) -> None:
         decision = case.decide()
         check_structure(case, decision)
         check_limits(case, decision)
 
-    @examples(60)
+    @unchecked_examples(60)
     @given(cases())
     def test_random_schedules_repeat(self, case: Case) -> None:
         assert case.decide() == case.decide()
 
-    @examples(100)
+    @unchecked_examples(100)
     @given(cases())
     def test_random_loads(self, case: Case) -> None:
         for device in case.devices:
