@@ -1,172 +1,37 @@
-"""The memory planner in generated code: Python and C++, JIT and AOT, inference and training.
+"""Memory plans in compiled code: strategies, settings, budgets, caches, threads and memory pools.
 
-Every compile is uncached, so that its code and its record can be looked at; the graphs are small.
+Every compile is uncached, so that its code and its record can be inspected; the graphs are small.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from torch._inductor import config as inductor_config
 from torch._inductor import ir
 from torch._inductor.codegen import common
 from torch._inductor.codegen import wrapper as stock_lines
 from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
-from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
+from torch._inductor.utils import run_and_get_code
 from torch.testing import FileCheck
 
 import inductor_ext
-from inductor_ext import events, exc, memory_planning
+from inductor_ext import events, memory_planning
 from inductor_ext.hooks import scope
 from inductor_ext.hooks.records import CompileRecord
-from inductor_ext.memory import arena_runtime, wrapper_writer
-from inductor_ext.memory.planner import arenas
-from inductor_ext.memory.planner.arena_plan import Arena
+from inductor_ext.memory import wrapper_writer
 from inductor_ext.memory.records import MemoryPlanRecord
 from test.support import aot_util
 from test.support.compile_util import OUT_VARIANT
+from test.support.memory_compiles import check, compiled, matmuls, planning, squares
 
 KIB = 1024
-
-
-@contextlib.contextmanager
-def planning(**patches: Any) -> Iterator[list[MemoryPlanRecord]]:
-    """Compile uncached, with settings of ours and of Inductor's by name; yield the plans made."""
-    torch._dynamo.reset()
-    own = {name: value for name, value in patches.items() if name.startswith("memory_")}
-    theirs = {name: own.pop(name) for name in ("memory_planning", "memory_pool") if name in own}
-    theirs |= {name: value for name, value in patches.items() if name not in own | theirs}
-    with (
-        inductor_ext.config.patch(own),
-        inductor_config.patch({"fx_graph_cache": False, **theirs}),
-        events.capture(MemoryPlanRecord) as records,
-    ):
-        yield records
-
-
-def matmuls(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """Six matmuls; five square intermediates are alive at the peak's kernel or before."""
-    a = x @ y
-    b = a @ z
-    c = b.relu() @ a
-    return ((c @ b) @ c).sum(0)
-
-
-def squares(size: int, count: int = 3) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(size)
-    return [torch.randn(size, size, generator=generator) / size**0.5 for _ in range(count)]
-
-
-def compiled(function: Any, **options: Any) -> Any:
-    return torch.compile(function, backend="inductor_ext", **options)
-
-
-def check(run: Callable[..., Any], reference: Callable[..., Any], *inputs: torch.Tensor) -> None:
-    """Compare with eager in float64."""
-    expected = reference(*(value.double() for value in inputs))
-    torch.testing.assert_close(run(*inputs).double(), expected, atol=1e-4, rtol=1e-4)
-
-
-def arena_lines(code: str) -> list[str]:
-    """What the code does with arenas, without indentation and comments."""
-    lines = [line.split("  #")[0].strip() for line in code.splitlines()]
-    return [line for line in lines if "pool0" in line]
-
-
-class TestGeneratedCode:
-    """One arena with a symbolic size, and views at symbolic aligned offsets."""
-
-    @torch.no_grad()
-    def test_python(self) -> None:
-        with planning(memory_planning=True) as records:
-            run = compiled(matmuls, dynamic=True)
-            _, (code,) = run_and_get_code(run, *squares(32))
-        ((arena,),) = (record.arenas for record in records)
-        symbol = re.fullmatch(r"4\*align\(4\*(s\d+)\*\*2\)", arena.size)[1]  # type: ignore[index]
-        view = f"reinterpret_tensor(pool0, ({symbol}, {symbol}), ({symbol}, 1), "
-        slot = f"align(4*{symbol}*{symbol})"
-        assert arena_lines(code) == [
-            f"pool0 = empty_strided_cpu(({slot}, ), (1, ), torch.float32)",
-            f"buf0 = {view}0)",
-            f"buf1 = {view}({slot}) // 4)",
-            f"buf2 = {view}(3*{slot}) // 4)",
-            f"buf3 = {view}({slot}) // 2)",
-        ]
-        FileCheck().check("# arena of 6 buffers").check("buf4 = buf0; del buf0  # reuse").run(code)
-        assert code.count(" = empty_strided_cpu(") == 2, "the arena and the output"
-        for size in (1, 7, 32, 65):
-            check(run, matmuls, *squares(size))
-
-    @torch.no_grad()
-    def test_cpp(self) -> None:
-        with planning(memory_planning=True, cpp_wrapper=True) as records:
-            run = compiled(matmuls, dynamic=True)
-            _, code = run_and_get_cpp_code(run, *squares(32))
-        assert [len(record.arenas) for record in records] == [1]
-        self.check_cpp(code)
-        for size in (1, 7, 32, 65):
-            check(run, matmuls, *squares(size))
-
-    @staticmethod
-    def check_cpp(code: str) -> None:
-        FileCheck().check("RAIIAtenTensorHandle pool0(pool0_handle);  // arena of 6 buffers").check(
-            "aoti_torch__alloc_from_pool(pool0, 0,"
-        ).check("auto buf0 = RAIIAtenTensorHandle(tmp_tensor_handle_").check(
-            "aoti_torch__alloc_from_pool(pool0, align(4L*"
-        ).check("aoti_torch__alloc_from_pool(pool0, 3L*align(4L*").check(
-            "auto buf4 = std::move(buf0);  // reuse"
-        ).run(code)
-
-    def test_aot(self, tmp_path: Path) -> None:
-        class Module(torch.nn.Module):
-            def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-                return matmuls(x, y, z)
-
-        size = torch.export.Dim("size", min=2, max=4096)
-        program = torch.export.export(
-            Module(), tuple(squares(32)), dynamic_shapes=[{0: size, 1: size}] * 3
-        )
-        with planning(memory_planning=True) as records:
-            _, code = run_and_get_cpp_code(
-                inductor_ext.aoti_compile_and_package, program, package_path=tmp_path / "m.pt2"
-            )
-        assert [(record.kind, len(record.arenas)) for record in records] == [("aot", 1)]
-        self.check_cpp(code)
-        run = torch._inductor.aoti_load_package(str(tmp_path / "m.pt2"))
-        for n in (2, 32, 65):
-            check(run, matmuls, *squares(n))
-
-    @torch.no_grad()
-    def test_inductor_backend_is_left_alone(self) -> None:
-        with planning(memory_planning=True) as records, inductor_ext.config.patch(enabled=False):
-            _, (code,) = run_and_get_code(compiled(matmuls), *squares(32))
-        assert records == []
-        FileCheck().check("alloc_from_pool(pool").run(code)
-
-    @torch.no_grad()
-    def test_other_element_types_get_a_typed_alias(self) -> None:
-        def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            a = x @ y
-            b = (x.double() @ y.double()) @ y.double()
-            c = a @ y
-            return ((c @ a) @ c).double() @ b
-
-        with planning(memory_arenas="always"):
-            run = compiled(mixed)
-            _, (code,) = run_and_get_code(run, *squares(32, 2))
-        alias = re.search(r"(pool0_float\d\d) = pool0\.view\(torch\.float\d\d\)", code)
-        assert alias is not None
-        FileCheck().check(alias[0]).check(f"reinterpret_tensor({alias[1]}, ").run(code)
-        check(run, mixed, *squares(32, 2))
 
 
 class TestDecision:
@@ -389,110 +254,6 @@ class TestCombinations:
         assert graphs["call"].peak == graphs["call"].lower_bound == 3 * square
 
 
-class TestAliases:
-    """What reaches a buffer's memory by another name keeps it from being given away."""
-
-    @torch.no_grad()
-    def test_complex_views_and_outputs_that_are_views(self) -> None:
-        def views(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            a = x @ y
-            spectrum = torch.view_as_complex((a @ y).view(-1, 16, 2).contiguous())
-            b = (x @ x) @ y
-            top = b[:3]
-            c = (b.t() @ a) @ y
-            return top, torch.view_as_real(spectrum * 2).sum(1), c.t(), c[1], top
-
-        for arenas_ in ("auto", "always"):
-            with planning(memory_arenas=arenas_, memory_debug=True):
-                got = compiled(views)(*squares(32, 2))
-            torch.testing.assert_close(got, views(*squares(32, 2)), atol=1e-4, rtol=1e-4)
-
-    @torch.no_grad()
-    def test_mutated_inputs_and_buffers(self) -> None:
-        def mutate(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            a = x @ y
-            x.add_(a)
-            b = a @ x
-            b[2:5] = 1.0
-            b.mul_(2)
-            return (b @ a) @ x
-
-        for arenas_ in ("auto", "always"):
-            x, y = squares(32, 2)
-            mine, theirs = x.clone(), x.clone()
-            with planning(memory_arenas=arenas_, memory_debug=True):
-                got = compiled(mutate)(mine, y)
-            torch.testing.assert_close(got, mutate(theirs, y), atol=1e-3, rtol=1e-3)
-            torch.testing.assert_close(mine, theirs)
-
-    @torch.no_grad()
-    def test_empty_scalar_and_complex_buffers(self) -> None:
-        def odd(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            empty = x[:0] @ y
-            scalar = (x @ y).sum()
-            wave = torch.fft.rfft(x @ y)
-            return (empty @ y).sum(0), scalar * (y @ x), wave.abs() * scalar
-
-        with planning(memory_arenas="always", memory_debug=True):
-            got = compiled(odd)(*squares(32, 2))
-        torch.testing.assert_close(got, odd(*squares(32, 2)), atol=1e-3, rtol=1e-3)
-
-
-class TestDebug:
-    """A planning bug becomes an error, or a number that cannot be mistaken for a result."""
-
-    @staticmethod
-    def shifted(move: Callable[[int, int], int]) -> Callable[..., tuple[Arena, ...]]:
-        """`plan_arenas` with every offset moved: a planner with a bug that verification missed."""
-        plan = arenas.plan_arenas
-
-        def plan_arenas(requests: Any, **options: Any) -> tuple[Arena, ...]:
-            return tuple(
-                dataclasses.replace(
-                    arena,
-                    members=tuple(
-                        dataclasses.replace(m, offset=move(int(m.offset), int(arena.size)))
-                        for m in arena.members
-                    ),
-                )
-                for arena in plan(requests, **options)
-            )
-
-        return plan_arenas
-
-    @pytest.mark.parametrize("cpp", [False, True])
-    @torch.no_grad()
-    def test_bounds(self, monkeypatch: pytest.MonkeyPatch, cpp: bool) -> None:
-        broken = self.shifted(lambda offset, size: offset + size - 64)
-        monkeypatch.setattr(arenas, "plan_arenas", broken)
-        with planning(memory_arenas="always", memory_debug=True, cpp_wrapper=cpp):
-            match = "ends beyond its arena" if cpp else "ends at element .* of an arena of"
-            with pytest.raises(RuntimeError, match=match):
-                compiled(matmuls)(*squares(32))
-
-    @pytest.mark.parametrize("cpp", [False, True])
-    @torch.no_grad()
-    def test_poison(self, monkeypatch: pytest.MonkeyPatch, cpp: bool) -> None:
-        monkeypatch.setattr(arenas, "plan_arenas", self.shifted(lambda offset, size: 0))
-        with planning(memory_arenas="always", memory_debug=True, cpp_wrapper=cpp):
-            assert compiled(matmuls)(*squares(32)).isnan().all()
-
-    def test_poison_is_not_a_number(self) -> None:
-        arena = torch.zeros(64)
-        arena_runtime.poison(arena, 64, 32)
-        assert arena.isnan().nonzero().flatten().tolist() == list(range(16, 24))
-        assert (arena.view(torch.int32)[16:24] == -1).all()
-
-    def test_checked_view(self) -> None:
-        arena = torch.arange(24.0)
-        view = arena_runtime.checked_view(arena, (2, 3), (6, 2), 4)
-        torch.testing.assert_close(view, torch.tensor([[4.0, 6.0, 8.0], [10.0, 12.0, 14.0]]))
-        assert arena_runtime.checked_view(arena, (0, 3), (3, 1), 24).shape == (0, 3)
-        for size, stride, offset in (((4, 6), (6, 1), 1), ((1,), (1,), 24), ((1,), (1,), -1)):
-            with pytest.raises(exc.ArenaBoundsError, match="memory_arenas"):
-                arena_runtime.checked_view(arena, size, stride, offset)
-
-
 class TestBudget:
     @torch.no_grad()
     def test_error_names_the_buffers_at_the_peak(self) -> None:
@@ -509,28 +270,6 @@ class TestBudget:
         with planning(memory_budget=64 * KIB) as records:
             check(compiled(matmuls), matmuls, *squares(64))
         assert records[0].peak == 64 * KIB
-
-
-def test_the_record_has_modules_and_operators() -> None:
-    class Block(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.up = torch.nn.Linear(16, 64)
-            self.down = torch.nn.Linear(64, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.down(torch.nn.functional.gelu(self.up(x)))
-
-    model = torch.nn.Sequential(Block(), Block())
-    with planning() as records, torch.no_grad():
-        x = torch.randn(8, 16)
-        torch.testing.assert_close(compiled(model)(x), model(x), atol=1e-5, rtol=1e-4)
-    (record,) = records
-    modules = {storage.module for storage in record.storages}
-    assert {"0.up", "0.down", "1.up", "1.down"} & modules
-    assert any("addmm" in storage.operator for storage in record.storages)
-    line = record.describe()
-    assert re.match(r"memory_plan: call \(inference\) peak [\d.]+ -> [\d.]+ MiB, lower bound", line)
 
 
 @pytest.mark.skipif(not hasattr(ir, "ExternKernelMultiOut"), reason="torch 2.11 ignores the tag")
