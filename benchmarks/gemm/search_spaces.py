@@ -264,7 +264,7 @@ def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[
     for item in everything:
         # With Triton 3.6, warp-specialized kernels without TMA store omit stores.
         if item.tma_store or not item.warp_specialize:
-            options = (item.one_launch, item.stream_k, item.tma_store, item.warp_specialize)
+            options = (item.fused_split_k, item.stream_k, item.tma_store, item.warp_specialize)
             kinds.setdefault((*options, item.block_k), []).append(item)
     found: dict[GemmConfig, None] = {}
     for item in itertools.chain.from_iterable(itertools.zip_longest(*kinds.values())):
@@ -272,7 +272,7 @@ def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[
             break
         if item is not None:
             found[item] = None
-            twin = dataclasses.replace(item, one_launch=False, stream_k=False, tma_store=False)
+            twin = dataclasses.replace(item, fused_split_k=False, stream_k=False, tma_store=False)
             if not twin.warp_specialize and legal(problem, twin, device):
                 found[twin] = None
     return list(found), len(everything)

@@ -103,7 +103,7 @@ def _check_alignment(config: CutlassConfig, a: Any, b: Any) -> None:
     sizes = V.graph.sizevars
     rows = [layout == "t" for layout in config.layouts[:2]]
     alignments = list(config.alignments[:2])
-    if config.swap:
+    if config.swap_ab:
         rows = [not row for row in reversed(rows)]
         alignments.reverse()
     if config.a in INT4:

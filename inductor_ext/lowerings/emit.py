@@ -58,7 +58,7 @@ def emit_matmul(
     if scales or biases:
         operands = [*operands, *as_contiguous(scales), *as_contiguous(biases)]
         options = {**options, **_epilogue_constexprs(scales, biases)}
-    if config.split_k > 1 and not config.one_launch:
+    if config.split_k > 1 and not config.fused_split_k:
         return _emit_split_k(problem, config, operands, layout, options, bias, alpha, beta)
     rest: dict[str, Any] = {}
     if bias is not None and beta == 0:

@@ -33,6 +33,9 @@ UNSTORED = "unstored"
 EXTRA = "extra"
 """Field metadata: the field is a mapping of the keys that the class does not have."""
 
+KEY = "key"
+"""Field metadata: the field's key in the JSON form, if it is not the field's name."""
+
 _NAMES = {
     str: "a string",
     int: "an integer",
@@ -76,11 +79,12 @@ def encode(value: Any, whole: bool = False, free: bool = False) -> Any:
         kinds = getattr(cls, "KINDS", None)
         form = {} if kinds is None else {"kind": getattr(value, "kind", kinds[0])}
         optional, unstored = _fields_with(cls, OPTIONAL), _fields_with(cls, UNSTORED)
+        keys = _keys(cls)
         for name, hint in _hints(cls).items():
             field = getattr(value, name)
             if (name in unstored and not whole) or (name in optional and field is None):
                 continue
-            form[name] = encode(field, whole, Any in typing.get_args(hint))
+            form[keys[name]] = encode(field, whole, Any in typing.get_args(hint))
         for name in _fields_with(cls, EXTRA):
             form |= getattr(value, name)
         return form
@@ -183,30 +187,31 @@ class _Decoder:
         """Return what a value must be to have the keys of a class; None if it has them."""
         if not isinstance(value, Mapping):
             return "an object"
+        keys = _keys(cls)
         for field in dataclasses.fields(cls):
             has_default = field.default is not MISSING or field.default_factory is not MISSING
             if not (
-                field.name in value
+                keys.get(field.name) in value
                 or any(kind in field.metadata for kind in (OPTIONAL, UNSTORED, EXTRA))
                 or (self.allow_missing and has_default)
             ):
-                return f"an object with {field.name!r}"
-        keys = _hints(cls).keys() | ({"kind"} if hasattr(cls, "KINDS") else set())
-        unknown = () if self.allow_unknown else value.keys() - keys
+                return f"an object with {keys[field.name]!r}"
+        known = {*keys.values(), *(["kind"] if hasattr(cls, "KINDS") else [])}
+        unknown = () if self.allow_unknown else value.keys() - known
         return f"an object without {min(unknown)!r}" if unknown else None
 
     def _record(self, cls: type, value: Any, where: str) -> Any:
         expected = self._problem(cls, value)
         if expected:
             raise MismatchError(where, value, expected)
-        hints = _hints(cls)
+        hints, keys = _hints(cls), _keys(cls)
         fields = {
-            name: self.decode(hint, value[name], f"{where}.{name}" if where else name)
-            for name, hint in hints.items()
-            if name in value
+            name: self.decode(hints[name], value[key], f"{where}.{key}" if where else key)
+            for name, key in keys.items()
+            if key in value
         }
         for name in _fields_with(cls, EXTRA):
-            fields[name] = {key: item for key, item in value.items() if key not in hints}
+            fields[name] = {key: item for key, item in value.items() if key not in keys.values()}
         return cls(**fields)
 
 
@@ -233,6 +238,13 @@ def _hints(cls: type) -> dict[str, Any]:
     extra = _fields_with(cls, EXTRA)
     names = (field.name for field in dataclasses.fields(cls))
     return {name: hints[name] for name in names if name not in extra}
+
+
+@functools.cache
+def _keys(cls: type) -> dict[str, str]:
+    """Return the JSON keys of the fields except `EXTRA` ones, by name."""
+    metadata = {field.name: field.metadata for field in dataclasses.fields(cls)}
+    return {name: metadata[name].get(KEY, name) for name in _hints(cls)}
 
 
 @functools.cache

@@ -13,6 +13,20 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import VECTOR_BYTES, EpilogueInput
 from inductor_ext.templates.triton.config import GemmConfig
 
+_FLAGS = (
+    "one_launch",
+    "stream_k",
+    "swap",
+    "tma",
+    "tma_store",
+    "warp_specialize",
+    "flatten",
+    "pdl",
+    "index64",
+    "realign",
+)
+"""Options of a Triton configuration, by their keys in JSON, which are also the displayed words."""
+
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
@@ -76,29 +90,18 @@ def config_words(config: Config | None) -> str:
         pieces.append(f"swizzle {config.swizzle}")
         if config.raster != "heuristic":
             pieces.append(config.raster.replace("_", " "))
-        return ", ".join([*pieces, *(["swap"] if config.swap else [])])
+        return ", ".join([*pieces, *(["swap"] if config.swap_ab else [])])
     pieces = [
         f"{config.template} {config.block_m}x{config.block_n}x{config.block_k}",
-        f"{config.stages} stages",
-        f"{config.warps} warps",
+        f"{config.num_stages} stages",
+        f"{config.num_warps} warps",
     ]
     if config.group_m != GemmConfig.group_m:
         pieces.append(f"group {config.group_m}")
     if config.split_k > 1:
         pieces.append(f"split {config.split_k}")
-    flags = (
-        "one_launch",
-        "stream_k",
-        "swap",
-        "tma",
-        "tma_store",
-        "warp_specialize",
-        "flatten",
-        "pdl",
-        "index64",
-        "realign",
-    )
-    pieces.extend(flag.replace("_", " ") for flag in flags if getattr(config, flag))
+    form = config.to_json()
+    pieces.extend(key.replace("_", " ") for key in _FLAGS if form.get(key))
     return ", ".join(pieces)
 
 

@@ -50,7 +50,7 @@ class TestTrial:
         assert report.reason.startswith("the best candidate is 1.0% ahead; 2.0%")
 
     def test_the_same_code_is_measured_once(self) -> None:
-        twin = dataclasses.replace(candidate(80), stages=3)
+        twin = dataclasses.replace(candidate(80), num_stages=3)
         with mock.patch.object(GemmConfig, "__repr__", return_value="same"):
             report = tried(LINEAR, candidate(80), twin)
         assert (

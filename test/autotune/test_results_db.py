@@ -353,7 +353,7 @@ def test_the_better_known_comes_first(store: TuningDatabase, tmp_path: Path) -> 
 
 
 def test_a_choice_that_is_not_legal_is_passed_over(store: TuningDatabase) -> None:
-    large = but(CONFIG, stages=8)
+    large = but(CONFIG, num_stages=8)
     illegal = TuningResult(problem(), HERE, large, (Timing(large, 1.0),), 9, "2.13.0")
     store.add([illegal])
     assert found(store) is None

@@ -44,7 +44,7 @@ def lines_with_index(code: str) -> list[str]:
     return [line for line in code.splitlines() if baked.search(line)]
 
 
-SPLIT = GemmConfig("splitk", 16, 32, 64, 2, 2, split_k=2, one_launch=True)
+SPLIT = GemmConfig("splitk", 16, 32, 64, 2, 2, split_k=2, fused_split_k=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")

@@ -68,9 +68,9 @@ def test_ways_to_end_stand_beside_what_they_are_compared_with() -> None:
         found, count = search_spaces.pairs(problem, H200, 12)
         assert 12 <= len(found) <= 13 < count
         for item in found:
-            twin = dataclasses.replace(item, one_launch=False, stream_k=False, tma_store=False)
+            twin = dataclasses.replace(item, fused_split_k=False, stream_k=False, tma_store=False)
             assert twin in found or item.warp_specialize
-        assert any(item.one_launch or item.stream_k or item.tma_store for item in found)
+        assert any(item.fused_split_k or item.stream_k or item.tma_store for item in found)
 
 
 def test_what_was_measured_is_written_and_read(tmp_path: Path) -> None:

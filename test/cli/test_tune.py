@@ -287,7 +287,7 @@ def test_a_problem_in_words(problem: GemmProblem, words: str) -> None:
 
 
 def test_a_configuration_in_words() -> None:
-    config = GemmConfig("splitk", 16, 64, 128, 4, 4, group_m=4, split_k=8, swap=True, pdl=True)
+    config = GemmConfig("splitk", 16, 64, 128, 4, 4, group_m=4, split_k=8, swap_ab=True, pdl=True)
     assert config_words(config) == (
         "splitk 16x64x128, 4 stages, 4 warps, group 4, split 8, swap, pdl"
     )

@@ -31,10 +31,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a 
 H200, A100 = device("NVIDIA H200"), device("NVIDIA A100-SXM4-80GB")
 HALF = torch.float16
 
-TILE = GemmConfig("cp_async", 16, 16, 16, 2, 4, realign="copy")
-TMA = GemmConfig("persistent_tma", 64, 16, 16, 2, 4, tma=True, realign="copy")
-SPLIT = GemmConfig("splitk", 16, 16, 16, 2, 4, split_k=2, realign="copy")
-BATCHED = GemmConfig("bmm_persistent", 64, 16, 16, 2, 4, tma=True, realign="copy")
+TILE = GemmConfig("cp_async", 16, 16, 16, 2, 4, align_operands="copy")
+TMA = GemmConfig("persistent_tma", 64, 16, 16, 2, 4, tma=True, align_operands="copy")
+SPLIT = GemmConfig("splitk", 16, 16, 16, 2, 4, split_k=2, align_operands="copy")
+BATCHED = GemmConfig("bmm_persistent", 64, 16, 16, 2, 4, tma=True, align_operands="copy")
 
 
 # --- what is known of it ---
@@ -79,13 +79,13 @@ def test_one_matrix_for_a_whole_batch_is_copied_once() -> None:
 )
 def test_what_is_not_copied(problem: GemmProblem, reason: str) -> None:
     assert any(reason in item for item in why_not(problem, TILE, H200))
-    assert not any(candidate.realign for candidate in candidates(problem, H200))
+    assert not any(candidate.align_operands for candidate in candidates(problem, H200))
 
 
 def test_constraints_are_checked_on_the_copies() -> None:
     odd = GemmProblem.contiguous("mm", 999, 1001, 1003)
     assert legal(odd, TMA, H200)
-    assert not legal(odd, dataclasses.replace(TMA, realign=None), H200)
+    assert not legal(odd, dataclasses.replace(TMA, align_operands=None), H200)
     assert not legal(odd, TMA, A100)
 
 
@@ -94,8 +94,8 @@ def test_many_odd_rows_are_worth_a_copy_and_few_are_not(on: Any) -> None:
     def first(m: int) -> GemmConfig:
         return ranking.rank(GemmProblem.contiguous("mm", m, 4097, 4095), on)[0][0]
 
-    assert first(2048).realign == "copy"
-    assert first(1).realign is None
+    assert first(2048).align_operands == "copy"
+    assert first(1).align_operands is None
 
 
 def test_copies_are_counted() -> None:
@@ -107,8 +107,9 @@ def test_copies_are_counted() -> None:
 
 
 def test_what_was_written_before_is_read() -> None:
-    plain = dataclasses.replace(TMA, realign=None)
+    plain = dataclasses.replace(TMA, align_operands=None)
     assert "realign" not in plain.to_json()
+    assert TMA.to_json()["realign"] == "copy"
     for item in (TMA, plain):
         assert GemmConfig.from_json(item.to_json()) == item
 

@@ -56,7 +56,7 @@ def test_every_cta_of_the_grid_has_scratch(ahead: bool) -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_counters_are_zeroed_for_each_launch(ahead: bool) -> None:
-    split = GemmConfig("splitk", 16, 32, 32, 2, 2, split_k=2, one_launch=True)
+    split = GemmConfig("splitk", 16, 32, 32, 2, 2, split_k=2, fused_split_k=True)
     code = lower(ahead=ahead, config=split)
     zeroed, launched, freed = (
         code.index(name)

@@ -268,7 +268,7 @@ def test_other_ways_to_run(options: dict[str, Any]) -> None:
     "options", [{}, {"cpp_wrapper": True}, {"triton.cudagraphs": True}], ids=str
 )
 def test_splits_are_added_up_in_one_launch(options: dict[str, Any]) -> None:
-    config = GemmConfig("splitk", 16, 32, 64, 3, 2, split_k=8, one_launch=True)
+    config = GemmConfig("splitk", 16, 32, 64, 3, 2, split_k=8, fused_split_k=True)
     layers = torch.nn.Linear(4096, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)
     module = torch.nn.Sequential(*layers).cuda().bfloat16()
     compiled = torch.compile(module, backend="inductor_ext", options=options, dynamic=False)
@@ -535,7 +535,7 @@ class TestTuning:
 
 def copying(problem: GemmProblem) -> GemmConfig | None:
     found = search_space.candidates(problem, device())
-    return next((item for item in found if item.realign), None)
+    return next((item for item in found if item.align_operands), None)
 
 
 UNALIGNED: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -556,7 +556,7 @@ def test_aligned_copies_match_float64(name: str, dtype: torch.dtype) -> None:
         found = torch.compile(function, backend="inductor_ext")(*inputs)
     (config,) = chosen(records)
     assert config is not None
-    assert config.realign == "copy"
+    assert config.align_operands == "copy"
     assert relative_error(found, expected) < ERROR[dtype]
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from inductor_ext.storage import json_codec
-from inductor_ext.storage.json_codec import EXTRA, OPTIONAL, UNSTORED, Size
+from inductor_ext.storage.json_codec import EXTRA, KEY, OPTIONAL, UNSTORED, Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Drawing:
     scale: float = dataclasses.field(default=1.0, metadata={UNSTORED: True})
     note: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     data: Any = None
+    num_layers: int = dataclasses.field(default=1, metadata={KEY: "layers"})
     more: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
 
 
@@ -67,6 +68,7 @@ FORM: dict[str, Any] = {
     "by_name": {"x": 3, "y": "z"},
     "mode": "fill",
     "data": None,
+    "layers": 1,
 }
 
 
@@ -107,6 +109,8 @@ def test_fields_with_a_default_may_be_missing_if_allowed() -> None:
         ({"title": 3}, "top.title is 3, expected a string"),
         ({"by_name": {"x": 0.5}}, "top.by_name['x'] is 0.5, expected an integer or a string"),
         ({"mode": "dots"}, "top.mode is 'dots', expected fill or line"),
+        ({"layers": "two"}, "top.layers is 'two', expected an integer"),
+        ({"num_layers": 2}, "an object without 'num_layers'"),
         ({"note": "x" * 99}, ""),
         ({"by_name": "x" * 99}, f"top.by_name is '{'x' * 56}..., expected an object"),
     ],

@@ -304,7 +304,7 @@ def _size(case: Case) -> list[int]:
 
 def _sums(case: Case) -> int:
     """How many sums of splits the kernel leaves for another one to add up; 1 where it does it."""
-    return 1 if case.config.one_launch else case.config.split_k
+    return 1 if case.config.fused_split_k else case.config.split_k
 
 
 def _dtype(case: Case) -> torch.dtype:
@@ -588,7 +588,7 @@ def compiled_module(
             if given[name].startswith("*")
         }
         target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-        options = {"num_warps": config.warps, "num_stages": config.stages}
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         if config.pdl:
             options["launch_pdl"] = True
         with mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": folder}):

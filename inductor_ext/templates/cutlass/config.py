@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from inductor_ext import exc
 from inductor_ext.storage import json_codec
-from inductor_ext.storage.json_codec import OPTIONAL
+from inductor_ext.storage.json_codec import KEY, OPTIONAL
 from inductor_ext.templates.problem import GemmProblem, read
 from inductor_ext.templates.tensors import DTYPE_BITS, FP8, ceiling, require, size_of
 
@@ -72,8 +72,8 @@ _WARPS: Mapping[tuple[int, int], tuple[int, int]] = types.MappingProxyType(
 class CutlassConfig:
     """A CUTLASS kernel and its launch parameters, in the kernel's terms.
 
-    With `swap`, the kernel computes the transposed problem: its A is the problem's b, transposed,
-    and M and N are exchanged.
+    With `swap_ab`, the kernel computes the transposed problem: its A is the problem's b,
+    transposed, and M and N are exchanged.
 
     Raises:
         exc.BadGemmError: an unknown dtype, layout or schedule; a number below 1.
@@ -109,7 +109,7 @@ class CutlassConfig:
     """Whether fp8 products are accumulated in the tensor cores' reduced precision."""
     tf32: bool = False
     """Whether float32 is rounded to tf32."""
-    swap: bool = False
+    swap_ab: bool = dataclasses.field(default=False, metadata={KEY: "swap"})
     target: int = 0
     """Compute capability that the kernel is built for, such as 86 for 8.6; 0 becomes `arch`."""
     flags: tuple[str, ...] = ()
@@ -320,7 +320,7 @@ class CutlassConfig:
     def operand_dtypes(self, problem: GemmProblem) -> tuple[str, str]:
         """Return the dtypes of the problem's operands in the kernel's order."""
         pair = (problem.a.dtype, problem.b.dtype)
-        return (pair[1], pair[0]) if self.swap else pair
+        return (pair[1], pair[0]) if self.swap_ab else pair
 
 
 _LITERALS = typing.get_type_hints(CutlassConfig)

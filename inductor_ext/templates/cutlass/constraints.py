@@ -123,13 +123,13 @@ def _check_dtypes(problem: GemmProblem, config: CutlassConfig, device: Device) -
         narrow, wide = problem.b.dtype, problem.a.dtype
         if wide not in HALF or narrow not in ("int8", *INT4, *FP8):
             return f"CUTLASS kernels do not convert {narrow} to {wide}"
-        if config.arch == 90 and not config.swap:
+        if config.arch == 90 and not config.swap_ab:
             return "the kernel's A must be the narrower operand, as A passes through registers"
         if config.arch < 90 and narrow != "int8":
             return f"kernels before sm_90 do not convert {narrow}"
         if config.group and (narrow not in INT4 or problem.dequant.scale_dtype != wide):  # type: ignore[union-attr]
             return f"group scales are supported for 4-bit weights only, in {wide}"
-    elif config.swap and config.arch < 90:
+    elif config.swap_ab and config.arch < 90:
         return "operands are swapped in sm_90 kernels only"
     elif problem.a.dtype != problem.b.dtype and problem.operation != "scaled":
         return f"CUTLASS kernels do not multiply {problem.a.dtype} by {problem.b.dtype}"
@@ -150,7 +150,7 @@ def _check_layouts(problem: GemmProblem, config: CutlassConfig, device: Device) 
 
     Operands need K contiguous unless they have 16 bits, or 16 bits and more below arch 90.
     """
-    names = layouts(problem, config.swap)
+    names = layouts(problem, config.swap_ab)
     if names is None:
         return "an operand has no contiguous dimension"
     if config.layouts != names:
@@ -168,7 +168,7 @@ def _check_alignment(problem: GemmProblem, config: CutlassConfig, device: Device
 
     The minimum is 16 bytes for TMA and 4 bytes for cp.async.
     """
-    tensor_alignments = alignments(problem, config.swap)
+    tensor_alignments = alignments(problem, config.swap_ab)
     for operand, required, available in zip(
         "ABD", config.alignments, tensor_alignments, strict=True
     ):
@@ -282,7 +282,7 @@ def broadcast_bytes(problem: GemmProblem, config: CutlassConfig) -> int:
 
     With `swap` the kernel's rows are the problem's columns.
     """
-    rows = "column" if config.swap else "row"
+    rows = "column" if config.swap_ab else "row"
     inputs = (inp for inp in problem.epilogue.inputs if inp.broadcast == rows)
     return sum(ceiling(size_of(config.tile[1], inp.dtype), 128) * 128 for inp in inputs)
 

@@ -112,7 +112,7 @@ def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
         grouped=problem.operation == "grouped",
         fast_accumulation=problem.fast_accumulation and problem.arithmetic == "fp8",
         tf32=problem.arithmetic == "tf32",
-        swap=swap,
+        swap_ab=swap,
         group=group(problem),
     )
 
@@ -170,7 +170,7 @@ def _launches(
 def _sizes(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
     """Return M and N in the kernel's terms."""
     sizes = (problem.rows, problem.width)
-    return (sizes[1], sizes[0]) if config.swap else sizes
+    return (sizes[1], sizes[0]) if config.swap_ab else sizes
 
 
 def _tiles(problem: GemmProblem, config: CutlassConfig) -> tuple[int, int]:
@@ -255,7 +255,7 @@ def _like(problem: GemmProblem, config: CutlassConfig, device: Device) -> GemmCo
         along_m, along_n = config.warps
         template = "mixed" if problem.operation == "mixed" else "cp_async"
         return GemmConfig(template, m, n, k, stages, along_m * along_n, config.swizzle)  # type: ignore[arg-type]
-    if config.swap:
+    if config.swap_ab:
         m, n = n, m
     warps = 8 if config.mainloop == "warpspecialized_cooperative" else 4
     return GemmConfig(
@@ -267,7 +267,7 @@ def _like(problem: GemmProblem, config: CutlassConfig, device: Device) -> GemmCo
         warps,
         config.swizzle,
         config.split_k,
-        swap=config.swap,
+        swap_ab=config.swap_ab,
         tma=True,
         flatten=True,
     )
@@ -300,7 +300,7 @@ def _predict(
 
     rows, columns = (triton_config.block_m, triton_config.block_n)
     shared_a, shared_b = config.cluster[1], config.cluster[0]
-    if config.swap:
+    if config.swap_ab:
         shared_a, shared_b = shared_b, shared_a
     step_bits = triton_config.block_k * (
         rows * case.a_bits / shared_a + columns * case.b_bits / shared_b
@@ -359,7 +359,7 @@ def rank(
 
 
 def _schedule(config: CutlassConfig) -> object:
-    return config.mainloop, config.scheduler, config.swap
+    return config.mainloop, config.scheduler, config.swap_ab
 
 
 def _tile(config: CutlassConfig) -> object:

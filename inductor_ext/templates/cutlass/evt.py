@@ -120,21 +120,23 @@ class _Family(abc.ABC):
 
     def broadcast(self, tensor: Tensor) -> str:
         """Return a tensor's broadcast in the kernel's axes, which `swap` exchanges."""
-        if self.config.swap and tensor.broadcast in ("row", "column"):
+        if self.config.swap_ab and tensor.broadcast in ("row", "column"):
             return "row" if tensor.broadcast == "column" else "column"
         return tensor.broadcast
 
     def strides(self, tensor: Tensor) -> str:
         """Return the CuTe stride type along M, N and the batch."""
         if tensor.broadcast == "matrix":
-            inner = "_1, int64_t" if self.config.swap else "int64_t, _1"
+            inner = "_1, int64_t" if self.config.swap_ab else "int64_t, _1"
             return f"Stride<{inner}, int64_t>"
         kind = self.broadcast(tensor)
         return {"row": "Stride<_0, _1, int64_t>", "column": "Stride<_1, _0, int64_t>"}[kind]
 
     def stride_values(self, tensor: Tensor, operand: str) -> str:
         if tensor.broadcast == "matrix":
-            inner = f"_1{{}}, {operand}.stride" if self.config.swap else f"{operand}.stride, _1{{}}"
+            inner = (
+                f"_1{{}}, {operand}.stride" if self.config.swap_ab else f"{operand}.stride, _1{{}}"
+            )
             return f"{{{inner}, {operand}.batch}}"
         kind = self.broadcast(tensor)
         inner = {"row": "_0{}, _1{}", "column": "_1{}, _0{}"}[kind]

@@ -65,7 +65,7 @@ def ordered(
     """Return the operands in the call's order:
     A, B, the output, the end offsets of the groups, the epilogue's inputs and its other outputs.
     """
-    operands = [b, a] if config.swap else [a, b]
+    operands = [b, a] if config.swap_ab else [a, b]
     return [*operands, out, *(() if ends is None else (ends,)), *inputs, *outputs]
 
 
@@ -86,7 +86,7 @@ def geometry(
     batch = b[0][0] if ends is not None else out[0][0] if len(out[0]) == 3 else 1
     # With `swap`, the kernel's A is b transposed, and its B is a transposed.
     rows_of_a, rows_of_b = config.layouts[0] == "t", config.layouts[1] == "t"
-    if config.swap:
+    if config.swap_ab:
         rows_of_a, rows_of_b = not rows_of_b, not rows_of_a
         sizes = (n, m, k, batch)
     else:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from inductor_ext import _compat
 from inductor_ext.storage import json_codec
-from inductor_ext.storage.json_codec import OPTIONAL
+from inductor_ext.storage.json_codec import KEY, OPTIONAL
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem, read
 from inductor_ext.templates.tensors import DTYPE_BITS, ceiling, next_power_of_two, require, size_of
@@ -45,22 +45,22 @@ class GemmConfig:
     block_m: int
     block_n: int
     block_k: int
-    stages: int
+    num_stages: int = dataclasses.field(metadata={KEY: "stages"})
     """Pipeline depth: tiles of a and b in shared memory at the same time."""
-    warps: int
-    """num_warps of the launch; for the warps that multiply in a warp-specialized kernel see
+    num_warps: int = dataclasses.field(metadata={KEY: "warps"})
+    """Warps of the launch; for the warps that multiply in a warp-specialized kernel see
     `consumer_warps`."""
     group_m: int = 8
     """Swizzle: tiles along M that are visited before the next step along N, so that they share b in
     L2."""
     split_k: int = 1
     """Number of CTAs that split the K of one tile."""
-    one_launch: bool = False
-    """Fused split-K: the last CTA of a tile reduces the splits, instead of a second kernel."""
+    fused_split_k: bool = dataclasses.field(default=False, metadata={KEY: "one_launch"})
+    """Whether the last CTA of a tile reduces the splits, instead of a second kernel."""
     stream_k: bool = False
     """Whether CTAs share tiles of the last rounds of a persistent kernel, at most two CTAs per
     tile, so that all CTAs have equally many steps along K (stream-K, Osama et al. 2023)."""
-    swap: bool = False
+    swap_ab: bool = dataclasses.field(default=False, metadata={KEY: "swap"})
     """Whether b is the first operand of the tensor cores, so that N is the M of the instruction."""
     tma: bool = False
     tma_store: bool = False
@@ -72,7 +72,9 @@ class GemmConfig:
     pdl: bool = False
     index64: bool = False
     """Whether addresses are computed with 64-bit indices."""
-    realign: Literal["copy"] | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    align_operands: Literal["copy"] | None = dataclasses.field(
+        default=None, metadata={KEY: "realign", OPTIONAL: True}
+    )
     """`copy`: kernels before this one copy operands whose rows, or columns, are not all 16-byte
     aligned to an aligned layout (`GemmProblem.realigned`)."""
 
@@ -88,8 +90,8 @@ class GemmConfig:
             "block_m",
             "block_n",
             "block_k",
-            "stages",
-            "warps",
+            "num_stages",
+            "num_warps",
             "group_m",
             "split_k",
         ):
@@ -112,27 +114,27 @@ class GemmConfig:
         return read(cls, value, "configuration")
 
     def of_kernel(self, problem: GemmProblem) -> tuple[GemmProblem, GemmConfig]:
-        """Return problem and configuration of the GEMM kernel itself, after `realign`'s copies."""
-        if self.realign is None:
+        """Return problem and configuration of the GEMM kernel, which reads aligned copies."""
+        if self.align_operands is None:
             return problem, self
-        return problem.realigned, dataclasses.replace(self, realign=None)
+        return problem.realigned, dataclasses.replace(self, align_operands=None)
 
     @property
     def mma_m(self) -> int:
         """Rows of a tile as the tensor cores see it."""
-        return self.block_n if self.swap else self.block_m
+        return self.block_n if self.swap_ab else self.block_m
 
     @property
     def mma_n(self) -> int:
         """Columns of a tile as the tensor cores see it."""
-        return self.block_m if self.swap else self.block_n
+        return self.block_m if self.swap_ab else self.block_n
 
     def product_m(self, problem: GemmProblem) -> int:
         """Return the rows of one matmul as the tensor cores see it.
 
         Gate and up projection are two matmuls with half of the tile's columns each.
         """
-        return self.mma_m // 2 if self.swap and problem.epilogue.gated else self.mma_m
+        return self.mma_m // 2 if self.swap_ab and problem.epilogue.gated else self.mma_m
 
     def joins(self, problem: GemmProblem) -> bool:
         """Whether gate and up projection are computed by one matmul.
@@ -140,12 +142,12 @@ class GemmConfig:
         TMA loads a tile of both weights at once, wherever they are in memory. They are adjacent
         along N if K is contiguous in both.
         """
-        adjacent = self.tma and not self.swap and problem.b.layout == "column"
+        adjacent = self.tma and not self.swap_ab and problem.b.layout == "column"
         return problem.epilogue.gated and adjacent
 
     def product_n(self, problem: GemmProblem) -> int:
         """Return the columns of one matmul as the tensor cores see it."""
-        halved = problem.epilogue.gated and not self.swap and not self.joins(problem)
+        halved = problem.epilogue.gated and not self.swap_ab and not self.joins(problem)
         return self.mma_n // 2 if halved else self.mma_n
 
     @property
@@ -155,12 +157,12 @@ class GemmConfig:
         For a warp-specialized kernel Triton creates three groups of four warps: one loads, two
         multiply.
         """
-        return 8 if self.warp_specialize else self.warps
+        return 8 if self.warp_specialize else self.num_warps
 
     @property
     def threads(self) -> int:
         """Threads per CTA."""
-        return 32 * (self.consumer_warps + 4 if self.warp_specialize else self.warps)
+        return 32 * (self.consumer_warps + 4 if self.warp_specialize else self.num_warps)
 
     @property
     def accumulator_registers(self) -> int:
@@ -169,7 +171,7 @@ class GemmConfig:
         if not TEMPLATES[self.template].tensor_cores:
             sums *= self.block_k
         elif TEMPLATES[self.template].direct:
-            sums *= self.warps
+            sums *= self.num_warps
         return ceiling(sums, 32 * self.consumer_warps)
 
     @property
@@ -233,14 +235,14 @@ class GemmConfig:
         template = TEMPLATES[self.template]
         if template.direct:
             matmuls = 2 if problem.epilogue.gated and not template.stationary else 1
-            return self.warps * self.block_m * self.columns_at_once // matmuls * 4
+            return self.num_warps * self.block_m * self.columns_at_once // matmuls * 4
         statistics = self._statistics_bytes(problem)
         if not template.tensor_cores:
             return statistics
         extra = self._output_bytes(problem) + self._prologue_bytes(problem)
         if self.tma:
             extra += _BARRIER_BYTES
-        return max(extra, statistics - self.stages * self.stage_bytes(problem))
+        return max(extra, statistics - self.num_stages * self.stage_bytes(problem))
 
     def _statistics_bytes(self, problem: GemmProblem) -> int:
         """Return the bytes of the stages of the loop that computes a LayerNorm's statistics."""
@@ -263,7 +265,7 @@ class GemmConfig:
         if DTYPE_BITS[dtype] <= 16:
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
         if not self.flatten and not self.warp_specialize:
-            extra = max(0, extra - self.stages * self.stage_bytes(problem))
+            extra = max(0, extra - self.num_stages * self.stage_bytes(problem))
         if self.tma_store:
             # The store may still be in flight while the next tile is multiplied.
             tile = size_of(self.block_m * columns, problem.kernel_stores)
@@ -277,15 +279,15 @@ class GemmConfig:
         written back. With fewer rows or warps mma.sync is used, which reads both from registers.
         """
         extra, norm = 0, problem.norm
-        warpgroups = self.mma_m >= 64 and self.warps % 4 == 0
-        if problem.dequant is not None and not self.swap and warpgroups:
+        warpgroups = self.mma_m >= 64 and self.num_warps % 4 == 0
+        if problem.dequant is not None and not self.swap_ab and warpgroups:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)
-        if norm is not None and self.swap:
+        if norm is not None and self.swap_ab:
             extra += size_of(self.block_m * self.block_k, problem.multiplied)
         if norm is not None and norm.kind == "layer":
-            extra += self.stages * norm.vectors * size_of(self.block_k, norm.dtype)
+            extra += self.num_stages * norm.vectors * size_of(self.block_k, norm.dtype)
             # An upper bound: 32 elements along K are one slice, and with 128 there was no copy.
-            sliced = warpgroups and not self.swap and self.block_k >= 64
+            sliced = warpgroups and not self.swap_ab and self.block_k >= 64
             if sliced and _compat.triton_copies_register_operand():
                 extra += size_of(self.block_m * self.block_k, problem.multiplied)
         return extra
@@ -294,7 +296,7 @@ class GemmConfig:
         """Return the loads per column of b in one step of a warp of a `direct` kernel; 0 for less
         than one.
         """
-        return size_of(self.block_k // self.warps, problem.b.dtype) // CHUNK_BYTES
+        return size_of(self.block_k // self.num_warps, problem.b.dtype) // CHUNK_BYTES
 
     def gathers(self, problem: GemmProblem) -> bool:
         """Whether threads load elements of a or b one by one into registers, without a pipeline,
@@ -310,7 +312,7 @@ class GemmConfig:
 
     def shared_memory(self, problem: GemmProblem) -> int:
         """Return the shared memory of a CTA in bytes: the stages, and `extra_bytes`."""
-        stages = 1 if self.gathers(problem) else self.stages
+        stages = 1 if self.gathers(problem) else self.num_stages
         return stages * self.stage_bytes(problem) + self.extra_bytes(problem)
 
     def tiles(self, problem: GemmProblem) -> int:
@@ -374,7 +376,7 @@ def warpgroup_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> b
         device.capability[0] in (9, 10)
         and TEMPLATES[config.template].tensor_cores
         and config.product_m(problem) >= 64
-        and config.warps % 4 == 0
+        and config.num_warps % 4 == 0
         and problem.arithmetic != "fma"
         and (problem.arithmetic == "half" or problem.k_major)
     )

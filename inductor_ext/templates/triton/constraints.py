@@ -118,7 +118,7 @@ def _check_flags(problem: GemmProblem, config: GemmConfig, device: Device) -> st
         return f"a kernel that loads by TMA has no prologue to {_prologue_words(problem)}"
     if config.flatten and not template.flatten:
         return f"{config.template} does not flatten the loops over tiles and K"
-    if config.swap and not template.swap:
+    if config.swap_ab and not template.swap_ab:
         return f"{config.template} does not swap its operands"
     if config.pdl and not template.pdl:
         return f"{config.template} does not support programmatic dependent launch"
@@ -132,12 +132,14 @@ def _check_warp_specialization(
     """Triton specializes warps only with 4 warps and without a flattened loop, which the template
     does not have; otherwise it silently compiles the kernel without warp specialization.
     """
-    if config.warps != 4:
-        return f"warp specialization needs 4 warps, not {config.warps}"
+    if config.num_warps != 4:
+        return f"warp specialization needs 4 warps, not {config.num_warps}"
     return None
 
 
-_MOST: Mapping[str, int] = types.MappingProxyType({"warps": 16, "stages": 16, "group_m": 1024})
+_MOST: Mapping[str, int] = types.MappingProxyType(
+    {"num_warps": 16, "num_stages": 16, "group_m": 1024}
+)
 """Upper limits that no useful kernel exceeds. Triton unrolls the prologue of a pipeline and takes
 minutes for hundreds of stages; the number of tiles of a larger group may overflow 32 bits."""
 
@@ -148,7 +150,7 @@ def _check_blocks(problem: GemmProblem, config: GemmConfig, device: Device) -> s
     within the limits that any valid table respects.
     """
     stationary = TEMPLATES[config.template].stationary
-    for name in ("block_m", "block_n", "block_k", "warps"):
+    for name in ("block_m", "block_n", "block_k", "num_warps"):
         value = getattr(config, name)
         # A stationary kernel loops over strips along N, so its block_n is any multiple of the
         # strip.
@@ -190,8 +192,8 @@ def _check_warpgroups(problem: GemmProblem, config: GemmConfig, device: Device) 
     """A warpgroup's wgmma has 64 rows; K is contiguous unless the dtype has 16 bits."""
     groups = max(1, config.consumer_warps // 4)
     rows = config.product_m(problem)
-    if config.warps % 4:
-        return f"wgmma needs whole groups of four warps, and there are {config.warps} warps"
+    if config.num_warps % 4:
+        return f"wgmma needs whole groups of four warps, and there are {config.num_warps} warps"
     if rows < 64 * groups:
         return f"{groups} warpgroups need {64 * groups} rows of wgmma, and the tile has {rows}"
     if device.capability[0] == 9 and problem.arithmetic != "half" and not problem.k_major:
@@ -259,10 +261,10 @@ _NO_SPLIT_K = "torch.backends.cuda.matmul does not allow the sum along K to be s
 def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Every split has work, and the reduction order is fixed if results must be deterministic."""
     template = TEMPLATES[config.template]
-    if config.one_launch and not template.fused_reduction:
+    if config.fused_split_k and not template.fused_reduction:
         return f"{config.template} does not reduce splits"
     if config.split_k == 1:
-        return "there are no splits to reduce" if config.one_launch else None
+        return "there are no splits to reduce" if config.fused_split_k else None
     if not template.split_k:
         return f"{config.template} does not split K"
     if not problem.allows_split_k:
@@ -290,7 +292,7 @@ def _check_tma_store(problem: GemmProblem, config: GemmConfig, device: Device) -
         return f"rows of {problem.columns} {problem.kernel_stores} are not a multiple of 16 bytes"
     if problem.parts and not problem.epilogue.gated:
         return "a tile of one fused weight would overlap the columns of the next one"
-    if config.swap:
+    if config.swap_ab:
         return "tiles of swapped operands are transposed"
     return None
 
@@ -315,8 +317,8 @@ def _check_stream_k(problem: GemmProblem, config: GemmConfig, device: Device) ->
 def _check_pipeline(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """A loop along K has at least as many steps as stages; 2 stages are always allowed."""
     steps = config.k_steps(problem)
-    if config.stages > max(2, steps) and not config.flatten:
-        return f"{config.stages} stages are more than the {steps} steps along K"
+    if config.num_stages > max(2, steps) and not config.flatten:
+        return f"{config.num_stages} stages are more than the {steps} steps along K"
     return None
 
 
@@ -327,8 +329,8 @@ def _check_padding(problem: GemmProblem, config: GemmConfig, device: Device) -> 
     minimum = 16 if cores else 1
     min_m = min_n = minimum
     if config.template in _PERSISTENT_TMA:
-        min_m, min_n = (16, 64) if config.swap else (64, 16)
-    elif config.swap:
+        min_m, min_n = (16, 64) if config.swap_ab else (64, 16)
+    elif config.swap_ab:
         min_n = 64
     if problem.epilogue.gated:
         min_n = max(min_n, 32)
@@ -386,7 +388,7 @@ def _check_quantized(problem: GemmProblem, config: GemmConfig, device: Device) -
     if packed or dequant.scales == "group" or dequant.zero_points:
         if config.template == "gemv":
             return "gemv supports per-tensor and per-column scales only, and no 4-bit weights"
-        if config.swap:
+        if config.swap_ab:
             return "group scales and 4-bit weights are not supported with swapped operands"
     if packed and (problem.k % 2 or problem.a.layout != "row" or problem.a.alignment < 2):
         return "rows of a are not whole words of two elements"
@@ -409,7 +411,7 @@ def _check_reductions(problem: GemmProblem, config: GemmConfig, device: Device) 
         return "reductions over the rows of a batch are not supported"
     if problem.parts and not problem.epilogue.gated:
         return "reductions are supported for a single output only"
-    if config.split_k > 1 and not config.one_launch:
+    if config.split_k > 1 and not config.fused_split_k:
         return "splits are reduced after the kernel, which therefore has no complete rows"
     return None
 
@@ -423,9 +425,9 @@ def _check_index(problem: GemmProblem, config: GemmConfig, device: Device) -> st
 
 
 @_constraint()
-def _check_realign(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
+def _check_align_operands(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """Only unaligned operands of a plain matmul, with nothing fused into them, are copied."""
-    if config.realign is None:
+    if config.align_operands is None:
         return None
     if problem.operation not in ("mm", "addmm", "bmm", "baddbmm"):
         return f"operands of {problem.operation} are not copied"
@@ -460,7 +462,9 @@ def legal(problem: GemmProblem, config: GemmConfig, device: Device) -> bool:
 
 
 def _reasons(problem: GemmProblem, config: GemmConfig, device: Device) -> Iterator[str]:
-    if config.realign is not None and (reason := _check_realign(problem, config, device)):
+    if config.align_operands is not None and (
+        reason := _check_align_operands(problem, config, device)
+    ):
         yield reason
     kernel_problem, kernel_config = config.of_kernel(problem)
     for check in _checks(config.template):

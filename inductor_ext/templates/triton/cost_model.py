@@ -211,8 +211,8 @@ def predict(
 
 
 def _predict_with_copies(case: Case, config: GemmConfig, c: Constants) -> Prediction:
-    """Return the prediction of a configuration, including the copies of `realign`."""
-    if config.realign is None:
+    """Return the prediction of a configuration, including the copies of `align_operands`."""
+    if config.align_operands is None:
         return _predict(case, config, c)
     problem, kernel = config.of_kernel(case.problem)
     gemm, bandwidth = _predict(case_of(problem, case.device), kernel, c), case.device.bandwidth
@@ -411,7 +411,7 @@ def stages_ahead(case: Case, config: GemmConfig, c: Constants) -> float:
     if config.gathers(case.problem):
         return 0.0
     unavailable = c.held if warpgroup_mma(case.problem, config, case.device) else 0.0
-    return config.stages - 1 - unavailable
+    return config.num_stages - 1 - unavailable
 
 
 def dram_bytes(case: Case, config: GemmConfig, c: Constants, occupancy: int) -> float:
@@ -451,7 +451,7 @@ def reduction_time(case: Case, config: GemmConfig, c: Constants) -> float:
     If fused into the same launch, one CTA reduces a whole tile and runs its epilogue.
     """
     problem, device = case.problem, case.device
-    if config.one_launch:
+    if config.fused_split_k:
         tile = config.block_m * config.block_n
         loads = ceiling(config.split_k * tile, _LOADS_IN_FLIGHT * config.threads)
         load_time = loads * c.latency + config.split_k * tile * 4 / c.l2_rate * 1e6

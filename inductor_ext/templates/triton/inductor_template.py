@@ -89,8 +89,8 @@ def choice(
     caller = _template(kernel).generate(
         input_nodes=tuple(inputs),
         layout=layout,
-        num_stages=config.stages,
-        num_warps=config.warps,
+        num_stages=config.num_stages,
+        num_warps=config.num_warps,
         call_sizes=[*(batch or [1]), m, n],
         triton_meta={"launch_pdl": True} if config.pdl else None,
         **constants,

@@ -77,10 +77,12 @@ def _diverse(ranking: Sequence[Ranked], limit: int, per_template: int | None) ->
             if index in selected:
                 continue
             # Features that the model was not fitted to.
-            new = config.one_launch or config.stream_k or config.tma_store or config.realign
+            new = (
+                config.fused_split_k or config.stream_k or config.tma_store or config.align_operands
+            )
             shares: list[tuple[object, int]] = [
                 # The number of stages is the least important difference.
-                (dataclasses.replace(config, stages=1), 1),
+                (dataclasses.replace(config, num_stages=1), 1),
                 (("template", config.template), max(1, limit - 1)),
                 ((config.block_m, config.block_n), limit - limit // 3),
                 (("new", bool(new)), max(1, limit // 2) if new else limit),
@@ -144,7 +146,13 @@ def _distinct(predictions: Iterable[Ranked]) -> Iterator[Ranked]:
     """Yield the first of the configurations with the same template, tile and predicted time."""
     seen: set[object] = set()
     for config, prediction in predictions:
-        kernel = (config.template, config.block_m, config.block_n, config.swap, config.realign)
+        kernel = (
+            config.template,
+            config.block_m,
+            config.block_n,
+            config.swap_ab,
+            config.align_operands,
+        )
         identity = (*kernel, f"{prediction.total:.3e}")
         if identity not in seen:
             seen.add(identity)

@@ -50,7 +50,7 @@ def candidates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     # For a small M copying b takes longer than the matmul.
     if problem.rows > _SKINNY_ROWS and problem.realigned != problem:
         for config in _of_all_templates(problem.realigned, device):
-            copy_config = dataclasses.replace(config, realign="copy")
+            copy_config = dataclasses.replace(config, align_operands="copy")
             if legal(problem, copy_config, device):
                 yield copy_config
 
@@ -70,7 +70,7 @@ def _shape(
     name: TemplateName, problem: GemmProblem, m: int, n: int, k: int, **options: Any
 ) -> GemmConfig:
     """Return a configuration with one stage; `m` and `n` are the tensor cores' axes."""
-    if options.get("swap"):
+    if options.get("swap_ab"):
         m, n = n, m
     rows = ceiling(problem.rows, m)
     return GemmConfig(
@@ -78,7 +78,7 @@ def _shape(
         m,
         n,
         k,
-        stages=1,
+        num_stages=1,
         group_m=min(8, next_power_of_two(rows)),
         index64=problem.largest_span > INT32_MAX,
         **options,
@@ -93,7 +93,9 @@ def _staged(
         max_stages = 2
     elif not config.flatten:
         max_stages = min(max_stages, max(2, config.k_steps(problem)))
-    pipelines = (dataclasses.replace(config, stages=stages) for stages in range(max_stages, 1, -1))
+    pipelines = (
+        dataclasses.replace(config, num_stages=stages) for stages in range(max_stages, 1, -1)
+    )
     feasible = (
         pipeline
         for pipeline in pipelines
@@ -123,7 +125,7 @@ def _stored(
 ) -> Iterator[GemmConfig]:
     """Yield pipelines with both kinds of stores; with TMA stores only the deepest."""
     yield from _staged(config, problem, device, max_stages, count)
-    if TEMPLATES[config.template].tma_store and not config.swap:
+    if TEMPLATES[config.template].tma_store and not config.swap_ab:
         yield from _staged(
             dataclasses.replace(config, tma_store=True), problem, device, max_stages, 1
         )
@@ -184,8 +186,8 @@ def _persistent_tma(
                     m,
                     n,
                     k,
-                    warps=warps,
-                    swap=swap,
+                    num_warps=warps,
+                    swap_ab=swap,
                     tma=True,
                     warp_specialize=specialized,
                     flatten=flatten,
@@ -239,7 +241,7 @@ def _divided(
         split = dataclasses.replace(config, split_k=splits)
         yield split
         if splits > 1:
-            yield dataclasses.replace(split, one_launch=True)
+            yield dataclasses.replace(split, fused_split_k=True)
 
 
 def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
@@ -261,7 +263,7 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
             for by_tma in tma:
                 for warps in _warps(m, n)[-1:]:
                     shape = _shape(
-                        name, problem, m, n, k, warps=warps, swap=swap, tma=by_tma, pdl=pdl
+                        name, problem, m, n, k, num_warps=warps, swap_ab=swap, tma=by_tma, pdl=pdl
                     )
                     for split in _divided(problem, shape, device):
                         yield from _staged(split, problem, device, 6, 2)
@@ -297,7 +299,7 @@ def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
             for warps in (2, 4) if n <= 64 else (4,):
                 if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps * matmuls:
                     continue
-                shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
+                shape = _shape(name, problem, rows, n, k, num_warps=warps, pdl=pdl)
                 for split in _divided(problem, shape, device):
                     yield from _staged(split, problem, device, 4, 2)
 
@@ -318,7 +320,7 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
         else:
             tiles = [(n, vector * 32 * warps) for n in (2, 4, 8, 16)]
         for n, k in dict.fromkeys((min(n, max_n), min(k, max_k)) for n, k in tiles):
-            shape = _shape(name, problem, rows, n, k, warps=warps, pdl=pdl)
+            shape = _shape(name, problem, rows, n, k, num_warps=warps, pdl=pdl)
             yield from _divided(problem, shape, device, count=3)
 
 
@@ -335,7 +337,9 @@ def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
     matmuls = 2 if problem.epilogue.gated else 1
     chunk = CHUNK_BYTES * 8 // DTYPE_BITS[problem.b.dtype]
     for n, warps, chunks in itertools.product((16, 32), (2, 4, 8), (1, 2)):
-        shape = _shape(name, problem, 8, n * matmuls, warps * chunks * chunk, warps=warps, pdl=pdl)
+        shape = _shape(
+            name, problem, 8, n * matmuls, warps * chunks * chunk, num_warps=warps, pdl=pdl
+        )
         yield from _divided(problem, shape, device, count=2)
 
 
@@ -357,8 +361,8 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
         if remainder or splits < 2:
             continue
         rows = 8 if problem.rows <= 8 else 16
-        shape = _shape(name, problem, rows, STRIP, warps * depth, warps=warps, pdl=pdl)
-        shape = dataclasses.replace(shape, split_k=splits, one_launch=True)
+        shape = _shape(name, problem, rows, STRIP, warps * depth, num_warps=warps, pdl=pdl)
+        shape = dataclasses.replace(shape, split_k=splits, fused_split_k=True)
         occupancy = shape.occupancy(problem, device)
         max_strips = MOST_SUMS * shape.threads // (rows * matmuls) // STRIP
         for resident in dict.fromkeys((occupancy, next_power_of_two(occupancy + 1) // 2)):
@@ -377,7 +381,15 @@ def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterat
             for warps in _warps(m, n):
                 for flatten in (True, False):
                     shape = _shape(
-                        name, problem, m, n, k, warps=warps, swap=swap, tma=True, flatten=flatten
+                        name,
+                        problem,
+                        m,
+                        n,
+                        k,
+                        num_warps=warps,
+                        swap_ab=swap,
+                        tma=True,
+                        flatten=flatten,
                     )
                     if not flatten or _flattens(problem, shape, device):
                         yield from _stored(shape, problem, device, 5, 2)
@@ -391,7 +403,7 @@ def _cp_async(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
             continue
         for k in _k_blocks(problem, (1,) if m * n > 64 * 128 else (1, 2)):
             for warps in _warps(m, n, rows=64):
-                shape = _shape(name, problem, m, n, k, warps=warps)
+                shape = _shape(name, problem, m, n, k, num_warps=warps)
                 yield from _crowded(shape, problem, device, 5, 2)
 
 

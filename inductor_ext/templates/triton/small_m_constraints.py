@@ -76,7 +76,8 @@ def _check_direct(problem: GemmProblem, config: GemmConfig, device: Device) -> s
             f"{problem.rows} in tiles of {config.block_m} by {columns}"
         )
     if config.chunks(problem) not in (1, 2):
-        return f"a step of {config.block_k} is not one or two loads of each of {config.warps} warps"
+        warps = config.num_warps
+        return f"a step of {config.block_k} is not one or two loads of each of {warps} warps"
     return None
 
 
@@ -112,10 +113,10 @@ def _check_stationary(problem: GemmProblem, config: GemmConfig, device: Device) 
     registers = config.block_m * config.block_k // (2 * config.threads)
     if config.chunks(problem) < 1 or registers > MOST_STATIONARY:
         return (
-            f"a step of {config.block_k} is less than a load of each of {config.warps} warps, or "
-            f"its {registers} registers a thread for rows of a are more than {MOST_STATIONARY}"
+            f"a step of {config.block_k} is less than a load of each of {config.num_warps} warps, "
+            f"or its {registers} registers a thread for rows of a are more than {MOST_STATIONARY}"
         )
-    if not config.one_launch or problem.k != config.block_k * config.split_k:
+    if not config.fused_split_k or problem.k != config.block_k * config.split_k:
         return (
             f"K of {problem.k} is not {config.split_k} steps of {config.block_k}, two or more, "
             "that are reduced in the same launch"

@@ -26,7 +26,7 @@ class Template:
     flatten: bool = False
     """Whether the loops over tiles and over K can be flattened into one."""
     split_k: bool = False
-    swap: bool = False
+    swap_ab: bool = False
     parts: bool = False
     """Whether several fused weights can share a."""
     pdl: bool = False
@@ -66,7 +66,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             norms=frozenset({"rms", "layer"}),
             tma="optional",
             split_k=True,
-            swap=True,
+            swap_ab=True,
             parts=True,
             pdl=True,
             fused_reduction=True,
@@ -94,7 +94,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             tma="always",
             persistent=True,
             flatten=True,
-            swap=True,
+            swap_ab=True,
             parts=True,
             stream_k=True,
             row_maxima=True,
@@ -114,7 +114,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             tma="always",
             persistent=True,
             flatten=True,
-            swap=True,
+            swap_ab=True,
             tma_store=True,
         ),
         "grouped": Template(
@@ -122,13 +122,13 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             capability=(9, 0),
             tma="always",
             persistent=True,
-            swap=True,
+            swap_ab=True,
         ),
         "mixed": Template(
             frozenset({"mixed"}),
             norms=frozenset({"rms"}),
             split_k=True,
-            swap=True,
+            swap_ab=True,
             parts=True,
             pdl=True,
             fused_reduction=True,

@@ -24,7 +24,9 @@ HALF = torch.float16
 TILE = GemmConfig("splitk", 16, 32, 32, 2, 2)
 GEMV = GemmConfig("gemv", 4, 4, 64, 1, 1)
 TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True, flatten=True)
-SPLIT_TMA = GemmConfig("splitk", 16, 64, 32, 2, 4, swap=True, tma=True, split_k=2, one_launch=True)
+SPLIT_TMA = GemmConfig(
+    "splitk", 16, 64, 32, 2, 4, swap_ab=True, tma=True, split_k=2, fused_split_k=True
+)
 BATCH = GemmConfig("bmm_persistent", 64, 32, 32, 2, 4, tma=True)
 
 Shape = tuple[int | str, ...]
@@ -92,7 +94,7 @@ def test_one_kernel_handles_all_sizes(name: str, modules: dict[str, fake_cuda.Lo
     (config, _, _), code = CASES[name], modules[name].code
     first, *rest = modules[name].kernels().values()
     assert ("make_tensor_descriptor" in first) == config.tma
-    assert len(rest) == (config.split_k > 1 and not config.one_launch)
+    assert len(rest) == (config.split_k > 1 and not config.fused_split_k)
     assert "extern_kernels." not in code
     assert "EVEN_N : tl.constexpr = True" not in first
 

@@ -25,7 +25,7 @@ from test.support import fake_cuda, kernel_util
 
 TILE = GemmConfig("cp_async", 32, 32, 32, 2, 4)
 TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True)
-EXCHANGED = GemmConfig("splitk", 16, 64, 32, 2, 4, swap=True)
+EXCHANGED = GemmConfig("splitk", 16, 64, 32, 2, 4, swap_ab=True)
 M, N, K = 40, 48, 64
 F32, F16 = torch.float32, torch.float16
 
@@ -164,9 +164,9 @@ def test_sums_that_are_used_as_well_are_left_to_inductor() -> None:
     assert "RESCALED : tl.constexpr = False" in code
 
 
-@pytest.mark.parametrize("one_launch", [False, True])
-def test_divided_sums_are_left_to_inductor(one_launch: bool) -> None:
-    split = GemmConfig("splitk", 32, 32, 32, 2, 4, split_k=2, one_launch=one_launch)
+@pytest.mark.parametrize("fused_split_k", [False, True])
+def test_divided_sums_are_left_to_inductor(fused_split_k: bool) -> None:
+    split = GemmConfig("splitk", 32, 32, 32, 2, 4, split_k=2, fused_split_k=fused_split_k)
     code = lowered(dynamic, operands((M, 1), (N,)), split)
     assert "RESCALED : tl.constexpr = False" in code
     assert "SPLIT_K : tl.constexpr = 2" in code

@@ -41,7 +41,7 @@ FP8 = torch.float8_e4m3fn
 H200 = device("NVIDIA H200")
 
 TILE = GemmConfig("cp_async", 16, 32, 32, 2, 2)
-SWAPPED = GemmConfig("splitk", 16, 64, 32, 2, 2, swap=True)
+SWAPPED = GemmConfig("splitk", 16, 64, 32, 2, 2, swap_ab=True)
 GEMV = GemmConfig("gemv", 4, 16, 64, 1, 2)
 TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, group_m=2, tma=True, flatten=True)
 
@@ -274,7 +274,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Shapes, GemmConfig]] = {
     "residual in three dimensions, splits of K": (
         residual,
         [(2, 9, 64), (40, 64), (40,), (2, 9, 40)],
-        dataclasses.replace(TILE, template="splitk", split_k=2, one_launch=True),
+        dataclasses.replace(TILE, template="splitk", split_k=2, fused_split_k=True),
     ),
     "product and row, both scaled": (scaled, [(18, 64), (40, 64), (40,)], TILE),
     "maxima of negative numbers": (signed, [(18, 64), (40, 64)], TILE),
@@ -443,8 +443,8 @@ def test_only_what_can_give_maxima_is_a_candidate() -> None:
     batch = GemmProblem.contiguous("bmm", 64, 256, 64, batch=2, epilogue=epilogue)
     assert not list(search_space.candidates(batch, H200))
     found = list(search_space.candidates(problem, H200))
-    assert all(item.split_k == 1 or item.one_launch for item in found)
-    assert any(item.one_launch for item in found)
+    assert all(item.split_k == 1 or item.fused_split_k for item in found)
+    assert any(item.fused_split_k for item in found)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 2048])

@@ -214,7 +214,7 @@ def test_flags_that_restrict_cublas_are_in_the_cache_key() -> None:
 
 
 def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
-    split = dataclasses.replace(TILE, split_k=2, one_launch=True)
+    split = dataclasses.replace(TILE, split_k=2, fused_split_k=True)
     lowered, _ = lower(
         lambda _: split,
         lambda x, w, b: torch.relu(F.linear(x, w, b)) @ w,

@@ -33,7 +33,7 @@ INT4_KERNEL = dataclasses.replace(
     a="uint4",
     layouts="tnn",
     alignments=(32, 8, 8),
-    swap=True,
+    swap_ab=True,
     group=64,
 )
 
@@ -112,7 +112,7 @@ class TestConstraints:
                     b_dtype="int8",
                     prologue=Prologue(dequant=Dequant("group", 64)),
                 ),
-                but(PINGPONG, a="int8", layouts="tnn", swap=True, group=64),
+                but(PINGPONG, a="int8", layouts="tnn", swap_ab=True, group=64),
                 H200,
                 "4-bit weights only",
             ),

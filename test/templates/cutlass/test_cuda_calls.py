@@ -64,7 +64,7 @@ def rule(problem: GemmProblem) -> CutlassConfig | None:
         (
             dataclasses.replace(config, swizzle=1, raster="heuristic")
             for config, _ in cutlass_options.Options(limit=100).rank(many, device())
-            if config.has_workspace == splits and not config.swap
+            if config.has_workspace == splits and not config.swap_ab
         ),
         None,
     )

@@ -243,7 +243,7 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
 
     @pytest.mark.parametrize("swap", [False, True])
     def test_exchanged_operands_exchange_rows_and_columns(self, swap: bool) -> None:
-        config = but(PINGPONG, swap=swap, layouts="tnn" if swap else "tnt")
+        config = but(PINGPONG, swap_ab=swap, layouts="tnn" if swap else "tnt")
         for tensor, plain, exchanged in (
             (BIAS, "Sm90RowBroadcast", "Sm90ColBroadcast"),
             (Tensor("float32", "column"), "Sm90ColBroadcast", "Sm90RowBroadcast"),

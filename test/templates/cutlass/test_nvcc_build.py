@@ -413,7 +413,7 @@ class TestLaunch:
     def test_a_kernel_is_handed_sizes_and_strides(self, echo: Kernel, swap: bool) -> None:
         a, b, out = torch.zeros(3, 8)[:, :5], torch.zeros(7, 9).t()[:5], torch.zeros(3, 7)
         layouts = "tnn" if swap else "tnt"
-        config = CutlassConfig(**{**vars(self.CONFIG), "swap": swap, "layouts": layouts})
+        config = CutlassConfig(**{**vars(self.CONFIG), "swap_ab": swap, "layouts": layouts})
         m, n, k = (7, 3, 5) if swap else (3, 7, 5)
         first, second = (9, 8) if swap else (8, 9)
         expected = m + 100 * n + 10000 * k + 1000000

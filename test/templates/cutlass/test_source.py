@@ -70,7 +70,7 @@ INT8 = {"a": "int8", "b": "int8", "d": "int32", "accumulator": "int32", "alignme
 TF32 = {"a": "float32", "b": "float32", "d": "float32", "tf32": True, "alignments": (4, 4, 4)}
 COOPERATIVE = {"mainloop": "warpspecialized_cooperative", "tile": (128, 256, 64)}
 FLOAT16 = {"a": "float16", "b": "float16", "d": "float16"}
-MIXED_INT4 = {"alignments": (32, 8, 8), "layouts": "tnn", "swap": True}
+MIXED_INT4 = {"alignments": (32, 8, 8), "layouts": "tnn", "swap_ab": True}
 
 CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
     "mm": (BASE, identity(BF16)),
@@ -80,7 +80,7 @@ CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
     "mm_fast": (but(BASE, flags=("--use_fast_math", "-lineinfo")), identity(BF16)),
     "mm_float32_out": (but(BASE, d="float32", alignments=(8, 8, 4)), identity("float32")),
     "mm_tf32": (but(BASE, tile=(128, 128, 32), **TF32), identity("float32")),
-    "mm_swapped": (but(BASE, tile=(128, 16, 64), layouts="tnn", swap=True), identity(BF16)),
+    "mm_swapped": (but(BASE, tile=(128, 16, 64), layouts="tnn", swap_ab=True), identity(BF16)),
     "mm_cooperative": (but(BASE, cluster=(2, 1, 1), **COOPERATIVE), identity(BF16)),
     "mm_stream_k": (but(BASE, scheduler="stream_k", **COOPERATIVE), identity(BF16)),
     "mm_stream_k_tf32": (
@@ -114,7 +114,7 @@ CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
         SCALES,
     ),
     "mixed_int8": (
-        but(BASE, a="int8", tile=(64, 128, 64), alignments=(16, 8, 8), layouts="tnn", swap=True),
+        but(BASE, a="int8", tile=(64, 128, 64), alignments=(16, 8, 8), layouts="tnn", swap_ab=True),
         DEQUANTIZED,
     ),
     "mixed_fp8": (
@@ -124,7 +124,7 @@ CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
             tile=(64, 128, 64),
             alignments=(16, 8, 8),
             layouts="tnn",
-            swap=True,
+            swap_ab=True,
         ),
         DEQUANTIZED,
     ),
@@ -135,7 +135,7 @@ CLASSES: dict[str, tuple[CutlassConfig, Epilogue]] = {
             **{**COOPERATIVE, "tile": (128, 128, 64)},
             alignments=(16, 8, 8),
             layouts="tnn",
-            swap=True,
+            swap_ab=True,
         ),
         HALF_WEIGHTS,
     ),

@@ -34,7 +34,7 @@ class TestConfig:
         [
             # Stages of 48 KiB, half of the tile on its way out, barriers.
             (TILE, LINEAR, 3 * 49_152 + 32_768 + 1024),
-            (but(TILE, stages=4), LINEAR, 4 * 49_152 + 32_768 + 1024),
+            (but(TILE, num_stages=4), LINEAR, 4 * 49_152 + 32_768 + 1024),
             (TILE, but(LINEAR, epilogue=Epilogue(out="float32")), 3 * 49_152 + 131_072 + 1024),
             # In place of stages.
             (but(TILE, flatten=False), LINEAR, 3 * 49_152 + 1024),
@@ -42,7 +42,7 @@ class TestConfig:
             (GemmConfig("cp_async", 128, 256, 64, 4, 8), LINEAR, 196_608),
             (GemmConfig("splitk", 16, 128, 64, 4, 4), DECODE, 4 * (2048 + 16_384)),
             # b in its own dtype, and once more as a's where it is no operand from registers.
-            (GemmConfig("mixed", 16, 128, 64, 4, 4, swap=True), INT8, 4 * (2048 + 8192)),
+            (GemmConfig("mixed", 16, 128, 64, 4, 4, swap_ab=True), INT8, 4 * (2048 + 8192)),
             (GemmConfig("mixed", 16, 128, 64, 4, 4), INT8, 4 * (2048 + 8192)),
             (GemmConfig("mixed", 64, 128, 64, 4, 4), INT8, 4 * (8192 + 8192) + 16_384),
             (GemmConfig("gemv", 1, 16, 512, 1, 4), DECODE, 0),
@@ -61,7 +61,7 @@ class TestConfig:
     ) -> None:
         once = config.extra_bytes(problem)
         stage = config.stage_bytes(problem)
-        stages = 1 if config.gathers(problem) else config.stages
+        stages = 1 if config.gathers(problem) else config.num_stages
         assert config.shared_memory(problem) == stages * stage + once
         template = TEMPLATES[config.template]
         if template.direct:
@@ -82,19 +82,19 @@ class TestConfig:
 
     def test_accumulators_and_threads(self) -> None:
         assert TILE.accumulator_registers == 128
-        assert but(TILE, warps=4).accumulator_registers == 256
+        assert but(TILE, num_warps=4).accumulator_registers == 256
         specialized = but(
-            TILE, template="persistent_tma_ws", warps=4, warp_specialize=True, flatten=False
+            TILE, template="persistent_tma_ws", num_warps=4, warp_specialize=True, flatten=False
         )
         assert specialized.threads == 384
         assert specialized.accumulator_registers == 128
         assert specialized.cta_registers <= 65_536
 
     def test_swapped_operands_give_mma_the_long_side_first(self) -> None:
-        config = GemmConfig("splitk", 16, 128, 64, 4, 4, swap=True)
+        config = GemmConfig("splitk", 16, 128, 64, 4, 4, swap_ab=True)
         assert (config.mma_m, config.mma_n) == (128, 16)
         assert warpgroup_mma(DECODE, config, H200)
-        assert not warpgroup_mma(DECODE, but(config, swap=False), H200)
+        assert not warpgroup_mma(DECODE, but(config, swap_ab=False), H200)
         assert not warpgroup_mma(DECODE, config, A100)
 
     def test_tiles_and_ctas(self) -> None:
@@ -120,8 +120,8 @@ class TestConfig:
         # 48 KiB and one for the driver, of 228; 96 registers of 128 threads, of 65,536.
         assert config.shared_memory(LINEAR) == 48 * 1024
         assert config.occupancy(LINEAR, H200) == 4
-        assert but(config, stages=1).occupancy(LINEAR, H200) == 5
-        assert but(config, stages=8).occupancy(LINEAR, L4) == 1
+        assert but(config, num_stages=1).occupancy(LINEAR, H200) == 5
+        assert but(config, num_stages=8).occupancy(LINEAR, L4) == 1
         assert TILE.occupancy(LINEAR, H200) == 1
 
     @given(configs())
@@ -131,7 +131,7 @@ class TestConfig:
         assert hash(read_again(config)) == hash(config)
 
     @pytest.mark.parametrize(
-        "fields", [{"template": "fast"}, {"block_m": 0}, {"stages": 0}, {"split_k": -1}]
+        "fields", [{"template": "fast"}, {"block_m": 0}, {"num_stages": 0}, {"split_k": -1}]
     )
     def test_what_no_configuration_can_be_is_refused(self, fields: dict[str, Any]) -> None:
         with pytest.raises(exc.BadGemmError, match=next(iter(fields))):

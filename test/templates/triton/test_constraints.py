@@ -30,12 +30,12 @@ from test.support.problem_examples import (
     but,
 )
 
-SPLIT = GemmConfig("splitk", 16, 128, 64, 4, 4, split_k=4, swap=True)
+SPLIT = GemmConfig("splitk", 16, 128, 64, 4, 4, split_k=4, swap_ab=True)
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 128, 64, 4, 4, tma=True, warp_specialize=True)
 GEMV = GemmConfig("gemv", 1, 16, 512, 1, 4)
-MIXED = GemmConfig("mixed", 16, 128, 64, 4, 4, swap=True)
+MIXED = GemmConfig("mixed", 16, 128, 64, 4, 4, swap_ab=True)
 DIRECT = GemmConfig("direct", 8, 32, 512, 1, 4)
-PLAIN = but(MIXED, swap=False)
+PLAIN = but(MIXED, swap_ab=False)
 NORMALIZED = but(LINEAR, prologue=Prologue(RowNorm("rms")))
 
 WEIGHTED_HALF = GemmProblem.contiguous(
@@ -53,7 +53,7 @@ LEGAL = [
     (LINEAR, SPECIALIZED, H200),
     (DECODE, SPLIT, H200),
     (but(DECODE, deterministic=True), SPLIT, H200),
-    (DECODE, but(SPLIT, tma=False, swap=False), A100),
+    (DECODE, but(SPLIT, tma=False, swap_ab=False), A100),
     (DECODE, GEMV, L4),
     (WEIGHTED_HALF, GEMV, H200),
     (INT8, MIXED, H200),
@@ -69,10 +69,10 @@ LEGAL = [
 ]
 
 REFUSED = [
-    ("shared_memory", LINEAR, but(TILE, stages=5), H200, "needs 279552 bytes"),
+    ("shared_memory", LINEAR, but(TILE, num_stages=5), H200, "needs 279552 bytes"),
     ("shared_memory", LINEAR, GemmConfig("cp_async", 128, 256, 64, 4, 8), L4, "may have 101376"),
-    ("registers", LINEAR, but(TILE, warps=4), H200, "256 registers a thread"),
-    ("registers", LINEAR, but(TILE, block_m=256, stages=2), H200, "256 registers a thread"),
+    ("registers", LINEAR, but(TILE, num_warps=4), H200, "256 registers a thread"),
+    ("registers", LINEAR, but(TILE, block_m=256, num_stages=2), H200, "256 registers a thread"),
     (
         "registers",
         GemmProblem.contiguous("mm", 512, 512, 512, "float32"),
@@ -80,28 +80,34 @@ REFUSED = [
         H200,
         "beyond 64 spills",
     ),
-    ("realign", LINEAR, but(TILE, realign="copy"), H200, "both operands are aligned"),
-    ("realign", INT8, but(MIXED, realign="copy"), H200, "operands of mixed are not copied"),
+    ("align_operands", LINEAR, but(TILE, align_operands="copy"), H200, "both operands are aligned"),
     (
-        "realign",
+        "align_operands",
+        INT8,
+        but(MIXED, align_operands="copy"),
+        H200,
+        "operands of mixed are not copied",
+    ),
+    (
+        "align_operands",
         but(GATED, a=but(GATED.a, alignment=1)),
-        but(SPLIT, realign="copy"),
+        but(SPLIT, align_operands="copy"),
         H200,
         "several weights",
     ),
     ("blocks", LINEAR, but(TILE, block_n=192), H200, "not a power of two"),
-    ("blocks", LINEAR, but(TILE, warps=12), H200, "not a power of two"),
-    ("blocks", LINEAR, but(TILE, warps=32), H200, "more than 16"),
-    ("blocks", DECODE, but(GEMV, stages=300), H200, "more than 16"),
+    ("blocks", LINEAR, but(TILE, num_warps=12), H200, "not a power of two"),
+    ("blocks", LINEAR, but(TILE, num_warps=32), H200, "more than 16"),
+    ("blocks", DECODE, but(GEMV, num_stages=300), H200, "more than 16"),
     ("blocks", LINEAR, but(TILE, group_m=1 << 30), H200, "more than 1024"),
     ("mma", DECODE, but(SPLIT, block_m=8), H200, "tensor cores need 16"),
     ("mma", DECODE, but(SPLIT, block_k=8), H200, "tensor cores need 16"),
     ("mma", LINEAR, but(TILE, block_n=512), H200, "at most 256"),
     ("mma", INT8, but(MIXED, block_k=16), H200, "tensor cores need 32"),
-    ("mma", GATED, but(SPLIT, block_n=16, swap=False), H200, "tensor cores need 32"),
+    ("mma", GATED, but(SPLIT, block_n=16, swap_ab=False), H200, "tensor cores need 32"),
     ("warpgroups", LINEAR, but(TILE, block_m=64), H200, "2 warpgroups need 128 rows"),
     ("warpgroups", LINEAR, but(SPECIALIZED, block_m=64), H200, "2 warpgroups need 128 rows"),
-    ("warpgroups", LINEAR, but(TILE, warps=2), H200, "whole groups of four"),
+    ("warpgroups", LINEAR, but(TILE, num_warps=2), H200, "whole groups of four"),
     (
         "warpgroups",
         GemmProblem.contiguous("int_mm", 512, 512, 512, "int8", layouts="rr"),
@@ -122,18 +128,18 @@ REFUSED = [
         but(A100, capability=(7, 5)),
         "cp_async needs compute capability 8.0",
     ),
-    ("warp_specialization", LINEAR, but(SPECIALIZED, warps=8), H200, "needs 4 warps"),
+    ("warp_specialization", LINEAR, but(SPECIALIZED, num_warps=8), H200, "needs 4 warps"),
     ("flags", LINEAR, but(SPECIALIZED, flatten=True), H200, "does not flatten"),
     ("flags", LINEAR, but(TILE, warp_specialize=True), H200, "only persistent_tma_ws"),
     ("flags", LINEAR, but(SPECIALIZED, warp_specialize=False), H200, "persistent_tma_ws is warp"),
     ("flags", LINEAR, but(TILE, tma=False), H200, "always loads by TMA"),
     ("flags", DECODE, but(GEMV, tma=True), H200, "never loads by TMA"),
     ("flags", DECODE, but(SPLIT, flatten=True), H200, "does not flatten"),
-    ("flags", DECODE, but(GEMV, swap=True), H200, "does not swap"),
+    ("flags", DECODE, but(GEMV, swap_ab=True), H200, "does not swap"),
     ("flags", LINEAR, but(TILE, pdl=True), H200, "dependent launch"),
     ("split_k", LINEAR, but(TILE, split_k=2), H200, "does not split K"),
-    ("split_k", LINEAR, but(TILE, one_launch=True), H200, "does not reduce splits"),
-    ("split_k", DECODE, but(SPLIT, split_k=1, one_launch=True), H200, "no splits to reduce"),
+    ("split_k", LINEAR, but(TILE, fused_split_k=True), H200, "does not reduce splits"),
+    ("split_k", DECODE, but(SPLIT, split_k=1, fused_split_k=True), H200, "no splits to reduce"),
     ("split_k", DECODE, but(SPLIT, split_k=65), H200, "without work"),
     ("split_k", DECODE, but(SPLIT, split_k=63), H200, "without work"),
     ("pipeline", DECODE, but(SPLIT, split_k=32), H200, "4 stages are more than the 2 steps"),
@@ -203,7 +209,7 @@ REFUSED = [
     ("stationary", INT8, but(STATIONARY, block_k=128, split_k=32), H200, "less than a load"),
     ("stationary", INT8, but(STATIONARY, block_k=4096), H200, "128 registers a thread"),
     ("stationary", INT8, but(STATIONARY, block_k=1024), H200, "not 2 steps of 1024"),
-    ("stationary", INT8, but(STATIONARY, one_launch=False), H200, "in the same launch"),
+    ("stationary", INT8, but(STATIONARY, fused_split_k=False), H200, "in the same launch"),
     (
         "stationary",
         but(INT8, parts=(INT8.n // 2,) * 2, epilogue=Epilogue(gated=True)),
@@ -233,7 +239,7 @@ REFUSED = [
         H200,
         "one fused weight",
     ),
-    ("tma_store", LINEAR, but(TILE, tma_store=True, swap=True), H200, "are transposed"),
+    ("tma_store", LINEAR, but(TILE, tma_store=True, swap_ab=True), H200, "are transposed"),
     ("stream_k", DECODE, but(SPLIT, stream_k=True), H200, "does not support stream-K"),
     ("stream_k", LINEAR, but(TILE, stream_k=True, flatten=True), H200, "whole tiles"),
     ("stream_k", GATED, but(TILE, stream_k=True, flatten=False), H200, "which two CTAs share"),
@@ -340,9 +346,8 @@ class TestConstraints:
             needed = config.shared_memory(standardized)
             assert needed >= allocated[config.block_k][copies]
             one = config.block_m * config.block_k * 2 if config.block_k == 64 else 0
-            plain = config.stages * config.stage_bytes(standardized) + config.stages * 2 * 2 * (
-                config.block_k
-            )
+            stage_bytes = config.stage_bytes(standardized) + 2 * 2 * config.block_k
+            plain = config.num_stages * stage_bytes
             assert needed == plain + copies * one
 
     @given(problems(), configs(), devices())

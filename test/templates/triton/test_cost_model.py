@@ -162,7 +162,7 @@ class TestPhysics:
 
     def test_splits_are_added_up_at_a_price(self) -> None:
         problem = linear(16, 4096, 14336)
-        config = GemmConfig("splitk", 16, 128, 64, 6, 4, swap=True, tma=True, split_k=4)
+        config = GemmConfig("splitk", 16, 128, 64, 6, 4, swap_ab=True, tma=True, split_k=4)
         found = predict(problem, config, H200)
         assert DEFAULT.gap < found.reduction < 2 * DEFAULT.gap
         dependent = predict(problem, but(config, pdl=True), H200)
@@ -176,7 +176,7 @@ class TestPhysics:
         two = predict(problem, config, H200)
         assert two.total >= two.launch + two.compute + two.memory
         # The same steps in half the depth and twice the stages.
-        four = predict(problem, but(config, block_k=64, stages=4), H200)
+        four = predict(problem, but(config, block_k=64, num_stages=4), H200)
         assert four.total < 0.75 * two.total
 
     def test_a_gate_is_multiplied_by_half_a_tile(self) -> None:
@@ -209,7 +209,7 @@ class TestPhysics:
         assert predict(odd, config, H200).total > 1.2 * predict(aligned, config, H200).total
 
     def test_dequantising_costs_and_saves_bytes(self) -> None:
-        config = GemmConfig("mixed", 16, 128, 64, 4, 4, swap=True)
+        config = GemmConfig("mixed", 16, 128, 64, 4, 4, swap_ab=True)
         packed = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int4")
         wide = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8")
         assert predict(packed, config, H200).memory < predict(wide, config, H200).memory
@@ -250,7 +250,12 @@ class TestRank:
         """The fastest of 43 that were measured on an H100: 14.1 us, 17.7 without such tiles."""
         problem = linear(4096, 768, 768)
         (best, _), *_ = rank(problem, H200)
-        assert (best.template, best.block_m, best.block_n, best.stages) == ("cp_async", 64, 128, 3)
+        assert (best.template, best.block_m, best.block_n, best.num_stages) == (
+            "cp_async",
+            64,
+            128,
+            3,
+        )
         assert best.occupancy(problem, H200) == 3
 
     @pytest.mark.parametrize("sizes", [sizes for sizes, _, _ in MEASURED])
@@ -267,12 +272,12 @@ class TestRank:
             and not config.warp_specialize
         }
         assert len({config.template for config in found}) >= min(2, len(worth))
-        assert len({but(config, stages=1) for config in found}) == 6
+        assert len({but(config, num_stages=1) for config in found}) == 6
 
     def test_equivalent_candidates_are_kept_once(self) -> None:
         found = rank(linear(16, 4096, 14336), H200, limit=100)
         told = Counter(
-            (c.template, c.swap, c.block_m, c.block_n, f"{p.total:.3e}") for c, p in found
+            (c.template, c.swap_ab, c.block_m, c.block_n, f"{p.total:.3e}") for c, p in found
         )
         assert max(told.values()) == 1
 
@@ -298,7 +303,7 @@ class TestRank:
         self, sizes: tuple[int, int, int], kept: bool
     ) -> None:
         found = [config for config, _ in rank(linear(*sizes), H200, limit=1000)]
-        large = [c for c in found if (c.block_m, c.block_n, c.warps) == (128, 256, 8)]
+        large = [c for c in found if (c.block_m, c.block_n, c.num_warps) == (128, 256, 8)]
         assert large
         assert any(not config.tma for config in large) == kept
 
@@ -306,7 +311,7 @@ class TestRank:
         """8 warps instead of 4 are predicted to take as long, and compile in a fourth."""
         found = [config for config, _ in rank(linear(2048, 1024, 1024), H200, limit=1000)]
         threads = [c for c in found if (c.block_m, c.block_n) == (128, 128) and not c.tma]
-        assert {config.warps for config in threads if config.split_k == 1} == {8}
+        assert {config.num_warps for config in threads if config.split_k == 1} == {8}
 
     def test_so_many_of_one_template(self) -> None:
         for problem in (linear(1, 4096, 4096), linear(8192, 8192, 8192)):
@@ -348,28 +353,30 @@ class TestSpace:
         gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
         for config in candidates(gated, H200):
             if not warpgroup_mma(gated, config, H200) and config.template == "splitk":
-                assert config.block_n >= 16 * config.warps or config.swap
+                assert config.block_n >= 16 * config.num_warps or config.swap_ab
 
     def test_elements_loaded_one_by_one_leave_registers_for_them(self) -> None:
         config = GemmConfig("cp_async", 128, 128, 64, 4, 4)
         assert legal(linear(4096, 4096, 4096), config, H200)
         assert not legal(linear(4096, 4096, 4095), config, H200)
-        assert legal(linear(4096, 4096, 4095), but(config, warps=8), H200)
+        assert legal(linear(4096, 4096, 4095), but(config, num_warps=8), H200)
 
     def test_scalar_loads_fit_registers_without_a_pipeline(self) -> None:
         odd = linear(16, 4096, 4095)
         config = GemmConfig("splitk", 16, 64, 256, 2, 4)
         assert (config.gathered(odd), config.gathered(linear(16, 4096, 4096))) == (160, 0)
         assert legal(odd, config, H200)
-        assert not legal(odd, but(config, warps=2), H200)
-        assert legal(linear(16, 4096, 4096), but(config, warps=2), H200)
-        assert config.shared_memory(odd) == but(config, stages=4).shared_memory(odd)
-        alone = [candidate for candidate in candidates(odd, H200) if candidate.realign is None]
-        assert {item.stages for item in alone} == {2}
+        assert not legal(odd, but(config, num_warps=2), H200)
+        assert legal(linear(16, 4096, 4096), but(config, num_warps=2), H200)
+        assert config.shared_memory(odd) == but(config, num_stages=4).shared_memory(odd)
+        alone = [
+            candidate for candidate in candidates(odd, H200) if candidate.align_operands is None
+        ]
+        assert {item.num_stages for item in alone} == {2}
 
     def test_gate_and_up_need_the_rows_of_wgmma_each(self) -> None:
         gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
-        config = GemmConfig("persistent_tma", 16, 64, 64, 4, 4, swap=True, tma=True)
+        config = GemmConfig("persistent_tma", 16, 64, 64, 4, 4, swap_ab=True, tma=True)
         assert legal(linear(16, 28672, 4096), config, H200)
         assert not legal(gated, config, H200)
         assert legal(gated, but(config, block_n=128), H200)
@@ -393,6 +400,7 @@ class Measured:
         "group_m",
         "split_k",
     )
+    DEFAULTS = GemmConfig("cp_async", 1, 1, 1, 1, 1).to_json()
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.problem = GemmProblem.from_json(record["problem"])
@@ -411,10 +419,10 @@ class Measured:
         for microseconds, *values in record["rows"]:
             fields = dict(zip(self.FIELDS, values, strict=False))
             fields.update(dict.fromkeys(values[len(self.FIELDS) :], True))
-            config = GemmConfig(**fields)
+            config = GemmConfig.from_json(self.DEFAULTS | fields)
             if config.gathers(self.problem):
                 # The same code, whatever its stages.
-                config = but(config, stages=2)
+                config = but(config, num_stages=2)
                 if not legal(self.problem, config, H200):
                     # One that spills was the fastest here, and among the slowest elsewhere.
                     continue
@@ -424,7 +432,7 @@ class Measured:
         """What was not timed is taken for slow. Of most problems none was timed that adds up sums
         in the launch or stores by TMA, which is taken to be as fast as without.
         """
-        new = {"one_launch": False, "tma_store": False}
+        new = {"fused_split_k": False, "tma_store": False}
         known = self.microseconds
         return min(known.get(item, known.get(but(item, **new), math.inf)) for item in ranked)
 
@@ -434,7 +442,7 @@ TIMED = [
     timed
     for record in json.loads(RECORDS.read_text())
     # None was timed that copies first, which takes a fifth of the time for 4096 rows of odd length.
-    if rank((timed := Measured(record)).problem, H200)[0][0].realign is None
+    if rank((timed := Measured(record)).problem, H200)[0][0].align_operands is None
 ]
 
 FARTHER = {

@@ -24,7 +24,7 @@ from test.support.kernel_util import Case
 pytestmark = pytest.mark.gpu
 
 TILE = GemmConfig("cp_async", 64, 64, 32, 3, 4)
-SKINNY = GemmConfig("splitk", 16, 64, 64, 3, 4, swap=True)
+SKINNY = GemmConfig("splitk", 16, 64, 64, 3, 4, swap_ab=True)
 GEMV = GemmConfig("gemv", 4, 4, 512, 1, 2)
 TMA = GemmConfig("persistent_tma", 128, 128, 32, 4, 8, tma=True, flatten=True)
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 64, 32, 4, 4, tma=True, warp_specialize=True)
@@ -73,7 +73,7 @@ def error(case: Case, values: list[torch.Tensor] | None = None) -> float:
     values = kernel_util.inputs(case, "cuda") if values is None else values
     with kernel_util.lowering_of(case) as function:
         found = torch.compile(function, fullgraph=True)(*values)
-    if case.config.split_k > 1 and not case.config.one_launch:
+    if case.config.split_k > 1 and not case.config.fused_split_k:
         found = found.unflatten(-2, (case.config.split_k, -1)).sum(-3)
     expected = kernel_util.reference(case, values)
     assert found.shape == expected.shape
@@ -106,11 +106,16 @@ def test_plain_loads(config: GemmConfig, dtype: str, layouts: str) -> None:
 )
 @pytest.mark.parametrize(
     "config",
-    [TMA, but(TMA, flatten=False), SPECIALIZED_PARAM, but(TMA, block_m=32, warps=4, swap=True)],
+    [
+        TMA,
+        but(TMA, flatten=False),
+        SPECIALIZED_PARAM,
+        but(TMA, block_m=32, num_warps=4, swap_ab=True),
+    ],
     ids=("flattened", "loops", None, "exchanged"),
 )
 def test_tma(config: GemmConfig, dtype: str, layouts: str) -> None:
-    m = 24 if config.swap else 1096
+    m = 24 if config.swap_ab else 1096
     case = Case(mm(m, 2056, 328, dtype, layouts=layouts), config, after=torch.relu)
     assert error(case) < TOLERANCE[dtype]
 
@@ -173,7 +178,7 @@ def test_splits(config: GemmConfig) -> None:
 
 
 ADDED_UP = {
-    name: but(config, one_launch=True)
+    name: but(config, fused_split_k=True)
     for name, config in {
         "plain": but(SKINNY, split_k=3),
         "many": but(SKINNY, split_k=16),
@@ -184,7 +189,9 @@ ADDED_UP = {
     }.items()
 }
 ADDED_UP["shared"] = but(TMA, flatten=False, stream_k=True)
-ADDED_UP["exchanged"] = but(TMA, block_m=32, warps=4, swap=True, flatten=False, stream_k=True)
+ADDED_UP["exchanged"] = but(
+    TMA, block_m=32, num_warps=4, swap_ab=True, flatten=False, stream_k=True
+)
 
 
 def added_up(name: str) -> Case:
@@ -290,11 +297,11 @@ def test_gates_far_from_what_they_gate(reach: int, flipped: bool) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [TMA, but(TMA, block_m=32, warps=4, swap=True), TILE, SKINNY, GEMV],
+    [TMA, but(TMA, block_m=32, num_warps=4, swap_ab=True), TILE, SKINNY, GEMV],
     ids=("tma", "tma, exchanged", "tile", "exchanged", "vector"),
 )
 def test_gates_with_biases(config: GemmConfig) -> None:
-    m = {"gemv": 3, "splitk": 13}.get(config.template, 24 if config.swap else 264)
+    m = {"gemv": 3, "splitk": 13}.get(config.template, 24 if config.swap_ab else 264)
     epilogue = Epilogue((EpilogueInput("float16", "row"),), 1, gated=True)
     problem = mm(m, 400, 328, "float16", operation="addmm", parts=(200, 200), epilogue=epilogue)
     assert error(Case(problem, config, {"ACTIVATION": "'gelu'"})) < TOLERANCE["float16"]
@@ -314,7 +321,7 @@ def test_normalised_rows(config: GemmConfig, dtype: str) -> None:
 STANDARDISED = {
     "exchanged": SKINNY,
     "split": but(SKINNY, split_k=3),
-    "few": but(SKINNY, swap=False, block_n=32),
+    "few": but(SKINNY, swap_ab=False, block_n=32),
     "vector": GEMV,
     "tile": TILE,
 }
@@ -402,7 +409,9 @@ def test_indices_beyond_32_bits() -> None:
     if torch.cuda.mem_get_info()[0] < 20 << 30:
         pytest.skip("needs 20 GiB")
     for config in (but(TMA, index64=True), but(TILE, index64=True)):
-        case = Case(mm((1 << 15) + 8, 1 << 16, 16, "float16"), but(config, block_k=16, stages=2))
+        case = Case(
+            mm((1 << 15) + 8, 1 << 16, 16, "float16"), but(config, block_k=16, num_stages=2)
+        )
         values = kernel_util.inputs(case, "cuda")
         assert legal(case.problem, case.config, device())
         with kernel_util.lowering_of(case) as function:

@@ -157,7 +157,9 @@ def test_every_template(template: str, rows: int, kind: Any) -> None:
     check(module, x, results)
 
 
-@pytest.mark.parametrize(("flag", "rows"), [("swap", 16), ("one_launch", 16), ("flatten", 4096)])
+@pytest.mark.parametrize(
+    ("flag", "rows"), [("swap_ab", 16), ("fused_split_k", 16), ("flatten", 4096)]
+)
 def test_every_form(flag: str, rows: int) -> None:
     module = Activated(2048).cuda().bfloat16()
     x = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)

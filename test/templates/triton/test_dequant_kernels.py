@@ -70,12 +70,12 @@ NONE = Prologue(dequant=Dequant())
 SMALL = GemmConfig("mixed", 16, 32, 64, 2, 2)
 GEMV = GemmConfig("gemv", 4, 8, 64, 1, 2)
 DIRECT = GemmConfig("direct", 8, 16, 256, 1, 2)
-STATIONARY = GemmConfig("stationary", 8, 48, 256, 1, 2, split_k=2, one_launch=True)
+STATIONARY = GemmConfig("stationary", 8, 48, 256, 1, 2, split_k=2, fused_split_k=True)
 PARTS = (50, 32, 24)
 
 INTERPRETED = {
     "int8": case("int8", COLUMN, SMALL),
-    "int8 exchanged": case("int8", NONE, dataclasses.replace(SMALL, swap=True)),
+    "int8 exchanged": case("int8", NONE, dataclasses.replace(SMALL, swap_ab=True)),
     "bytes with a zero": case("uint8", grouped(32), SMALL, ZERO=8),
     "pairs of large groups": case("uint4", grouped(96), dataclasses.replace(SMALL, block_k=32)),
     "pairs of small groups": case("uint4", grouped(16), SMALL, ZERO=8, HIGH_FIRST=True),
@@ -92,7 +92,10 @@ INTERPRETED = {
     "in float32": case("int4", grouped(32, dtype="float32"), SMALL, WIDE=True),
     "parts": case("int8", COLUMN, SMALL, parts=PARTS),
     "parts, normalised and exchanged": case(
-        "int8", normalized(COLUMN), dataclasses.replace(SMALL, block_n=64, swap=True), parts=PARTS
+        "int8",
+        normalized(COLUMN),
+        dataclasses.replace(SMALL, block_n=64, swap_ab=True),
+        parts=PARTS,
     ),
     "parts with a scale each": case("int8", TENSOR, SMALL, parts=PARTS),
     "parts of pairs, split": case(
@@ -106,7 +109,7 @@ INTERPRETED = {
         "int8", normalized(COLUMN), SMALL, (19, 50, 200), gated=True
     ),
     "gated and exchanged": case(
-        "int8", COLUMN, dataclasses.replace(SMALL, block_n=64, swap=True), gated=True
+        "int8", COLUMN, dataclasses.replace(SMALL, block_n=64, swap_ab=True), gated=True
     ),
     "gated pairs with zero points": case("uint4", grouped(32, zero_points=True), SMALL, gated=True),
     "gated pairs in words, normalised": case(
@@ -128,7 +131,7 @@ INTERPRETED = {
         case(
             "int8",
             COLUMN,
-            dataclasses.replace(DIRECT, block_k=128, split_k=4, one_launch=True),
+            dataclasses.replace(DIRECT, block_k=128, split_k=4, fused_split_k=True),
             (3, 50, 512),
         ),
         after=torch.relu,
@@ -153,14 +156,16 @@ INTERPRETED = {
     "direct, gated pairs": case(
         "uint4",
         grouped(128),
-        dataclasses.replace(DIRECT, block_n=64, warps=4, block_k=512),
+        dataclasses.replace(DIRECT, block_n=64, num_warps=4, block_k=512),
         (8, 50, 512),
         gated=True,
         ZERO=8,
     ),
     "stationary": case("int8", COLUMN, STATIONARY, (3, 96, 512)),
     "stationary, 16 rows, a tail of N, relu": dataclasses.replace(
-        case("int8", COLUMN, dataclasses.replace(STATIONARY, block_m=16, warps=4), (13, 70, 512)),
+        case(
+            "int8", COLUMN, dataclasses.replace(STATIONARY, block_m=16, num_warps=4), (13, 70, 512)
+        ),
         after=torch.relu,
     ),
     "stationary, a zero, three parts of K": case(
@@ -181,7 +186,7 @@ INTERPRETED = {
     "stationary, pairs of large groups, upper half first": case(
         "int4",
         grouped(256),
-        dataclasses.replace(STATIONARY, warps=1),
+        dataclasses.replace(STATIONARY, num_warps=1),
         (7, 50, 512),
         HIGH_FIRST=True,
     ),
@@ -374,7 +379,7 @@ class TestBits:
 
 
 STREAM = GemmConfig("mixed", 16, 64, 128, 4, 2)
-STREAMED = GemmConfig("stationary", 8, 112, 2048, 1, 8, split_k=2, one_launch=True)
+STREAMED = GemmConfig("stationary", 8, 112, 2048, 1, 8, split_k=2, fused_split_k=True)
 
 
 def loop_of(found: kernel_util.Compiled) -> str:
@@ -473,7 +478,7 @@ class TestStationary:
             case(
                 "uint4",
                 grouped(128, "bfloat16"),
-                dataclasses.replace(STREAMED, warps=4, block_k=1024, split_k=4),
+                dataclasses.replace(STREAMED, num_warps=4, block_k=1024, split_k=4),
                 (8, 0, 4096),
                 "bfloat16",
                 parts=(4096, 1024, 1024),
@@ -482,7 +487,7 @@ class TestStationary:
             case(
                 "int8",
                 NONE,
-                dataclasses.replace(STREAMED, block_m=16, warps=4, block_k=1024, split_k=4),
+                dataclasses.replace(STREAMED, block_m=16, num_warps=4, block_k=1024, split_k=4),
                 (16, 14336, 4096),
                 "float16",
             ),

@@ -35,7 +35,7 @@ LINEAR = GemmProblem.contiguous("mm", 4096, 4096, 4096)
 WIDE = GemmConfig("persistent_tma", 128, 256, 64, 4, 8, tma=True, flatten=True)
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 256, 64, 4, 4, tma=True, warp_specialize=True)
 TILE = GemmConfig("cp_async", 128, 128, 64, 4, 8)
-SKINNY = GemmConfig("splitk", 16, 128, 64, 4, 4, swap=True, tma=True, split_k=4, pdl=True)
+SKINNY = GemmConfig("splitk", 16, 128, 64, 4, 4, swap_ab=True, tma=True, split_k=4, pdl=True)
 GEMV = GemmConfig("gemv", 1, 4, 1024, 1, 4)
 BATCH = GemmConfig("bmm_persistent", 128, 128, 64, 4, 8, tma=True, flatten=True)
 GROUPED = GemmConfig("grouped", 128, 128, 64, 4, 8, tma=True)
@@ -84,7 +84,7 @@ def count(pattern: str, found: Compiled) -> int:
 
 @pytest.mark.parametrize("problem", [GATED, BIASED])
 def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
-    found = compiled(Case(problem, but(WIDE, stages=4), {"ACTIVATION": "'silu'"}))
+    found = compiled(Case(problem, but(WIDE, num_stages=4), {"ACTIVATION": "'silu'"}))
     assert set(re.findall(r"wgmma\.mma_async\S*(m64n\d+k16)", found.ptx)) == {"m64n256k16"}
     # Both tiles come at once, and are parted in registers: nothing but the result is in shared
     # memory, on its way out.
@@ -97,14 +97,14 @@ def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
         Case(LINEAR, WIDE, after=torch.relu),
         Case(LINEAR, but(WIDE, flatten=False), bias="row"),
         Case(PARTS, WIDE),
-        Case(GATED, but(WIDE, stages=3), {"ACTIVATION": "'silu'"}),
-        Case(BIASED, but(WIDE, stages=3, flatten=False), {"ACTIVATION": "'gelu'"}),
+        Case(GATED, but(WIDE, num_stages=3), {"ACTIVATION": "'silu'"}),
+        Case(BIASED, but(WIDE, num_stages=3, flatten=False), {"ACTIVATION": "'gelu'"}),
         Case(mm(512, 512, 512, layouts="cr"), but(WIDE, block_n=128)),
         Case(mm(512, 512, 512, dtype="float32", tf32=True), but(WIDE, block_n=128, block_k=32)),
         Case(mm(16, 4096, 4096), but(SKINNY, pdl=False)),
         Case(mm(512, 512, 512, operation="bmm", batch=64), BATCH),
         Case(mm(4096, 512, 512, operation="grouped", batch=8), GROUPED, offsets=ENDS),
-        Case(LARGE, but(WIDE, block_k=32, stages=2, index64=True)),
+        Case(LARGE, but(WIDE, block_k=32, num_stages=2, index64=True)),
     ],
     ids=(
         "relu",
@@ -122,7 +122,7 @@ def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
 )
 def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
     found = compiled(case)
-    assert count(r"cp\.async\.bulk\.tensor", found) >= 2 * (case.config.stages - 1)
+    assert count(r"cp\.async\.bulk\.tensor", found) >= 2 * (case.config.num_stages - 1)
     assert count(r"wgmma\.mma_async", found) >= case.config.block_k // 32
     assert count(FROM_REGISTERS, found) == 0
     # What a launcher has to allocate for each CTA, see test/lowerings/test_cpp_wrapper.py.
@@ -168,7 +168,7 @@ RESIDUAL = mm(
 @pytest.mark.parametrize(
     "case",
     [
-        Case(LINEAR, but(WIDE, stages=3), after=torch.relu),
+        Case(LINEAR, but(WIDE, num_stages=3), after=torch.relu),
         Case(RESIDUAL, BATCH, bias="matrix"),
     ],
     ids=("mm", "batch"),
@@ -205,9 +205,9 @@ def test_a_dependent_launch_waits_and_lets_the_next_one_begin() -> None:
 
 
 ADDED_UP = (
-    Case(mm(16, 4096, 4096), but(SKINNY, pdl=False, one_launch=True), after=torch.relu),
-    Case(mm(64, 256, 4096), but(SKINNY, block_m=64, tma=False, pdl=False, one_launch=True)),
-    Case(mm(1, 4096, 4096), but(GEMV, split_k=2, one_launch=True)),
+    Case(mm(16, 4096, 4096), but(SKINNY, pdl=False, fused_split_k=True), after=torch.relu),
+    Case(mm(64, 256, 4096), but(SKINNY, block_m=64, tma=False, pdl=False, fused_split_k=True)),
+    Case(mm(1, 4096, 4096), but(GEMV, split_k=2, fused_split_k=True)),
 )
 
 
@@ -255,10 +255,10 @@ def kernel(case: Case) -> str:
     ("config", "on"),
     [
         (GemmConfig("splitk", 16, 64, 128, 4, 4, pdl=True), H200),
-        (GemmConfig("splitk", 16, 64, 128, 4, 4, split_k=4, swap=True), H200),
+        (GemmConfig("splitk", 16, 64, 128, 4, 4, split_k=4, swap_ab=True), H200),
         (GEMV, H200),
         (TILE, H200),
-        (but(TILE, stages=3), A100),
+        (but(TILE, num_stages=3), A100),
     ],
     ids=("few rows", "exchanged", "vector", "many rows", "sm_80"),
 )
@@ -309,7 +309,7 @@ class TestGolden:
 
     def test_persistent(self) -> None:
         small = mm(200, 64, 96, dtype="float16")
-        config = but(WIDE, block_n=64, stages=2)
+        config = but(WIDE, block_n=64, num_stages=2)
         assert_matches_golden(kernel(Case(small, config)), "triton", "persistent_tma")
 
     def test_tile(self) -> None:

@@ -37,7 +37,7 @@ SHARED = GemmConfig("persistent_tma", 64, 16, 32, 2, 4, group_m=2, tma=True, str
 SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 32, 32, 2, 4, tma=True, warp_specialize=True)
 BATCH = GemmConfig("bmm_persistent", 64, 32, 32, 2, 4, tma=True, flatten=True)
 GROUPED = GemmConfig("grouped", 64, 32, 32, 2, 4, group_m=2, tma=True)
-SWAPPED = {"block_m": 16, "block_n": 64, "swap": True}
+SWAPPED = {"block_m": 16, "block_n": 64, "swap_ab": True}
 
 SILU = {"ACTIVATION": "'silu'"}
 EPSILON = {"EPSILON": 1e-5}
@@ -135,21 +135,23 @@ CASES: dict[str, Case] = {
     "batch by plain loads, one b": apart(CP_ASYNC, "bmm", 37, 0),
     "tma, one row": Case(mm(1, 72, 40), but(TMA, **SWAPPED)),
     "tma, one column": Case(mm(70, 1, 40), but(TMA, block_n=16)),
-    "tile, exchanged": Case(mm(5, 70, 61), but(TILE, block_n=64, swap=True), after=torch.relu),
+    "tile, exchanged": Case(mm(5, 70, 61), but(TILE, block_n=64, swap_ab=True), after=torch.relu),
     "tile, split": Case(mm(9, 43, 300), but(TILE, split_k=3)),
-    "tile, split and exchanged": Case(mm(9, 70, 300), but(TILE, block_n=64, swap=True, split_k=4)),
+    "tile, split and exchanged": Case(
+        mm(9, 70, 300), but(TILE, block_n=64, swap_ab=True, split_k=4)
+    ),
     "gemv, split": Case(mm(3, 43, 300), but(GEMV, split_k=3)),
     "tma, split": Case(mm(40, 72, 296), but(TILE, block_m=64, tma=True, split_k=3)),
     "tma, split and exchanged": Case(mm(3, 72, 296), but(TILE, **SWAPPED, tma=True, split_k=5)),
     **{
-        f"{name}, in one launch": Case(problem, but(config, one_launch=True), **rest)
+        f"{name}, in one launch": Case(problem, but(config, fused_split_k=True), **rest)
         for name, problem, config, rest in (
             ("tile, split", mm(9, 43, 300), but(TILE, split_k=3), {"after": torch.relu}),
-            ("tile, many splits", mm(9, 43, 530), but(TILE, split_k=17, warps=1), {}),
+            ("tile, many splits", mm(9, 43, 530), but(TILE, split_k=17, num_warps=1), {}),
             (
                 "tile, split and exchanged",
                 mm(9, 70, 300),
-                but(TILE, block_n=64, swap=True, split_k=4),
+                but(TILE, block_n=64, swap_ab=True, split_k=4),
                 {"bias": "row"},
             ),
             ("tile, split, parts", mm(17, 100, 200, parts=(59, 24, 17)), but(TILE, split_k=2), {}),
@@ -201,7 +203,7 @@ CASES: dict[str, Case] = {
     "tma, parts": Case(mm(70, 136, 64, parts=(72, 40, 24)), TMA, after=torch.relu),
     "specialized, parts in rows": Case(mm(70, 136, 64, parts=(72, 64), layouts="rr"), SPECIALIZED),
     "tile, gated": Case(gated(17, 43, 61), TILE, SILU),
-    "tile, gated and exchanged": Case(gated(5, 43, 61), but(TILE, block_n=128, swap=True), SILU),
+    "tile, gated and exchanged": Case(gated(5, 43, 61), but(TILE, block_n=128, swap_ab=True), SILU),
     "gemv, gated": Case(gated(3, 43, 61), GEMV, {"ACTIVATION": "'gelu'"}),
     "tma, gated": Case(gated(70, 40, 64), TMA, {"ACTIVATION": "'gelu_tanh'"}),
     "tma, gated in two loops": Case(gated(150, 104, 64), but(TMA, flatten=False), SILU),
@@ -211,7 +213,7 @@ CASES: dict[str, Case] = {
     ),
     "tile, gated with biases": Case(gated(17, 43, 61, **BIASES), TILE, SILU),
     "tile, gated with biases and exchanged": Case(
-        gated(5, 43, 61, **BIASES), but(TILE, block_n=128, swap=True), SILU
+        gated(5, 43, 61, **BIASES), but(TILE, block_n=128, swap_ab=True), SILU
     ),
     "gemv, gated with biases": Case(gated(3, 43, 61, **BIASES), GEMV, SILU),
     "tma, gated with biases": Case(gated(70, 40, 64, **BIASES), TMA, SILU),
@@ -222,7 +224,9 @@ CASES: dict[str, Case] = {
     "tile, gated by itself": Case(gated(5, 24, 40), TILE, {"ACTIVATION": "'identity'"}),
     "tile, normalised": Case(mm(7, 43, 61, prologue=NORMALIZED), TILE, EPSILON),
     "tile, normalised and exchanged": Case(
-        mm(7, 43, 61, prologue=Prologue(RowNorm("rms"))), but(TILE, block_n=64, swap=True), EPSILON
+        mm(7, 43, 61, prologue=Prologue(RowNorm("rms"))),
+        but(TILE, block_n=64, swap_ab=True),
+        EPSILON,
     ),
     "gemv, normalised": Case(mm(3, 43, 61, prologue=NORMALIZED), GEMV, EPSILON),
     "gemv, normalised and gated": Case(
@@ -231,7 +235,7 @@ CASES: dict[str, Case] = {
     "tile, standardised": Case(mm(7, 43, 61, prologue=LAYER_NORM), TILE, EPSILON),
     "tile, standardised and exchanged": Case(
         mm(7, 43, 700, prologue=Prologue(RowNorm("layer"))),
-        but(TILE, block_n=64, swap=True),
+        but(TILE, block_n=64, swap_ab=True),
         EPSILON,
     ),
     "tile, standardised and split": Case(

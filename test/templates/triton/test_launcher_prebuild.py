@@ -25,7 +25,9 @@ pytest.importorskip("triton")
 
 BY_TMA = GemmConfig("persistent_tma", 64, 64, 32, 4, 4, tma=True, flatten=True)
 PLAIN = GemmConfig("cp_async", 64, 64, 32, 3, 4)
-SPLIT = GemmConfig("splitk", 16, 64, 64, 3, 4, swap=True, split_k=4, one_launch=True, pdl=True)
+SPLIT = GemmConfig(
+    "splitk", 16, 64, 64, 3, 4, swap_ab=True, split_k=4, fused_split_k=True, pdl=True
+)
 
 KERNEL = {
     "signature": {"A": "*bf16", "N": "i32", "WIDE": "constexpr"},
@@ -122,7 +124,7 @@ def test_triton_builds_it_in_the_folder(fails: bool, tmp_path: Path) -> None:
     ids=("plain", "split", "dependent", "tma"),
 )
 def test_kernels_that_need_one(config: GemmConfig, needed: bool) -> None:
-    m = 16 if config.swap else 256
+    m = 16 if config.swap_ab else 256
     case = kernel_util.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)
     with mock.patch.object(launcher_prebuild, "prepare") as prepare:
         kernel_util.render(case)
@@ -131,7 +133,7 @@ def test_kernels_that_need_one(config: GemmConfig, needed: bool) -> None:
         (kernel,) = prepare.call_args.args
         pointers = [value for value in kernel["signature"].values() if value.startswith("*")]
         # Sums and counters are arguments as well.
-        assert len(pointers) == (5 if config.one_launch else 3)
+        assert len(pointers) == (5 if config.fused_split_k else 3)
 
 
 @pytest.mark.gpu
@@ -143,7 +145,7 @@ def test_they_are_the_ones_that_triton_looks_for(config: GemmConfig) -> None:
 
     if not launcher_prebuild._are_built():
         pytest.skip("this Triton builds no launchers")
-    m = 16 if config.swap else 256
+    m = 16 if config.swap_ab else 256
     case = kernel_util.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)
     with (
         inductor_config.patch(compile_threads=1),

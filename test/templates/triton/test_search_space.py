@@ -83,7 +83,7 @@ class TestCandidates:
         assert max(splits) >= 32
         assert 1 in splits
         ways = Counter(
-            (candidate.split_k > 1, candidate.one_launch) for candidate in candidates(deep, H200)
+            (candidate.split_k > 1, candidate.fused_split_k) for candidate in candidates(deep, H200)
         )
         assert ways[True, True] == ways[True, False]
         assert ways[False, True] == 0
@@ -97,8 +97,13 @@ class TestCandidates:
         held: dict[tuple[int, int, int, int], dict[int, int]] = {}
         for candidate in candidates(problem, H200):
             if candidate.template == "cp_async":
-                tile = (candidate.block_m, candidate.block_n, candidate.block_k, candidate.warps)
-                held.setdefault(tile, {})[candidate.stages] = candidate.occupancy(problem, H200)
+                tile = (
+                    candidate.block_m,
+                    candidate.block_n,
+                    candidate.block_k,
+                    candidate.num_warps,
+                )
+                held.setdefault(tile, {})[candidate.num_stages] = candidate.occupancy(problem, H200)
         # The two deepest pipelines, and those that make room for another CTA.
         assert held[128, 128, 64, 8] == {5: 1, 4: 1, 3: 2}
         assert held[64, 128, 64, 4] == {5: 1, 4: 2, 3: 3, 2: 4}

@@ -343,7 +343,7 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "BLOCK_K": config.block_k,
         "COLUMNS": columns,
         "GROUP_M": config.group_m,
-        "SWAP": config.swap,
+        "SWAP": config.swap_ab,
         "PARTS": len(parts),
         "TILES_N": tiles[0] if gated else tiles_along_n(problem, config.block_n),
         "GATED": gated,
@@ -385,7 +385,7 @@ def splits(config: GemmConfig) -> dict[str, Any]:
     registers = ceiling(config.block_m * config.block_n, config.threads)
     return {
         "SPLIT_K": config.split_k,
-        "ONE_LAUNCH": config.one_launch,
+        "ONE_LAUNCH": config.fused_split_k,
         # Number of splits whose accumulators the reducing CTA loads at once.
         "AT_ONCE": max(1, min(config.split_k, _REGISTERS // registers)),
     }

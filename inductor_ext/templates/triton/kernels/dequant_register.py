@@ -268,6 +268,6 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         **common.loads(problem, config),
         **dequantize.constants(problem),
         "AXES": _axes(),
-        "WARPS": config.warps,
+        "WARPS": config.num_warps,
         "CHUNKS": config.chunks(problem),
     }

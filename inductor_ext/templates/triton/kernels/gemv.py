@@ -168,5 +168,5 @@ def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     return {
         **common.tiling(problem, config),
         **common.loads(problem, config),
-        "STAGES": config.stages,
+        "STAGES": config.num_stages,
     }
