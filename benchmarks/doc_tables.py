@@ -1,0 +1,364 @@
+"""Writes the tables of docs/user/benchmarks.md from the files in `results`.
+
+    python -m benchmarks.doc_tables
+
+The text between the marks `<!-- table: NAME -->` and `<!-- end -->` is replaced. A test compares
+the page with the committed results.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.gemm import cases, models, summary
+from benchmarks.harness import results
+
+__all__ = ["PAGE", "main", "render"]
+
+PAGE = results.CHECKOUT / "docs" / "user" / "benchmarks.md"
+
+_GPUS = {"H200": "nvidia-h200", "H100": "nvidia-h100-80gb-hbm3"}
+
+_COMMANDS = {
+    "aoti": "benchmarks.aot.run",
+    "e2e": "benchmarks.gemm.e2e",
+    "e2e-decode": "benchmarks.gemm.e2e",
+    "gemm": "benchmarks.gemm.run",
+    "memory-gpu": "benchmarks.memory.gpu",
+    "memory-peak": "benchmarks.memory.peak",
+    "planner": "benchmarks.memory.planner",
+}
+"""Modules that make the results today; the files name those of the commit that was measured."""
+
+_GROUPS = {
+    "llama": "plain layers of Llama 8B and 70B",
+    "square": "squares and other large shapes",
+    "unaligned": "unaligned rows",
+    "skinny": "large K, small M and N",
+    "bmm": "batched",
+    "grouped": "grouped (experts)",
+    "int8": "int8 weights, int8 x int8",
+    "int4": "int4 weights",
+    "fp8": "fp8, row-wise scales",
+    "fused": "fused: gates, norms, QKV, epilogues",
+    "quantised": "quantized gates and QKV",
+    "frozen": "frozen QKV",
+}
+
+_MODELS = {
+    "llama decode 16x1": "Llama-8B, 4 layers, decode 16 x 1",
+    "llama decode 1x1": "Llama-8B, 4 layers, decode 1 x 1",
+    "llama prefill 1x2048": "Llama-8B, 4 layers, prefill 1 x 2048",
+    "llama int8 decode 16x1": "the same with int8 weights (torchao), decode 16 x 1",
+    "llama int8 decode 1x1": "the same with int8 weights (torchao), decode 1 x 1",
+    "bert 32x128": "BERT-base 32 x 128",
+    "vit 64x224": "ViT-B 64 x 224",
+    "unet 4x256": "U-Net 4 x 256",
+}
+
+_INSTANCES = {
+    **{f"minimalloc-{letter}": f"MiniMalloc {letter}" for letter in "ABCDEF"},
+    "somas-resnet50": "SOMAS, ResNet-50",
+    "iopddl-G_1": "iopddl G_1",
+    **{f"training {n}, any sizes": f"synthetic training graph, {n}" for n in (200, 2000, 20000)},
+}
+"""Problems of the planner, with their titles."""
+
+_PACKAGES: Sequence[tuple[str, str, str]] = (
+    ("compile", "compile, warm", "CPU s"),
+    ("compile, C++ of the wrapper only", "compile, warm, C++ of wrapper", "CPU s"),
+    ("first compile with an empty cache", "compile, cold", "CPU s"),
+    ("the same model again", "compile, again", "CPU s"),
+    ("memory that a compile adds", "compile, memory", "MiB"),
+    ("package file", "package", "MiB"),
+    ("shared library without weights", "shared object", "MiB"),
+    ("load in a new process", "load", "ms"),
+    ("load with torch's C++ loader", "load, C++ loader", "ms"),
+    ("memory after a call", "memory after a call", "MiB"),
+    ("part of it not shared by processes", "private memory after a call", "MiB"),
+    ("call from Python", "call from Python", "us"),
+    ("call of the C interface", "call of the C interface", "us"),
+)
+"""Label, metric and unit of the rows of the table of packages."""
+
+
+def _read(suite: str, hardware: str) -> results.Document:
+    return results.read(results.RESULTS / suite / f"{hardware}.json")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _format(value: float) -> str:
+    """Format a positive number with three significant digits."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def _sources(*files: tuple[str, str]) -> str:
+    """Describe where the numbers of a section come from."""
+    rows = []
+    for suite, hardware in files:
+        document = _read(suite, hardware)
+        versions = document["versions"]
+        tools = [f"{name} {versions[name]}" for name in ("torch", "triton") if name in versions]
+        name = f"{suite}/{hardware}"
+        rows.append(
+            (
+                f"[{name}](../../benchmarks/results/{name}.json)",
+                ", ".join(tools),
+                (document["commit"] or "")[:12],
+                document["date"][:10],
+                f"`python -m {_COMMANDS[suite]}`",
+            )
+        )
+    return _table(("result file", "versions", "commit", "date", "command"), rows)
+
+
+def _model_row(gpu: str, name: str, of: summary.Numbers) -> Sequence[str]:
+    def values(setting: str) -> tuple[summary.Values, float, float]:
+        times = of.models[name, setting]
+        tuned = min(times[variant] for variant in summary.MAX if variant in times)
+        return times, tuned, min(tuned, times["stock"]) / times["ours"]
+
+    graphs, tuned, best = values("graphs")
+    plain, plain_tuned, plain_best = values("no graphs")
+    ours = graphs["ours"]
+    columns = (graphs["eager"], graphs["stock"], tuned, ours)
+    plain_columns = (plain["stock"], plain_tuned, plain["ours"])
+    return (
+        gpu,
+        _MODELS[name],
+        *map(_format, columns),
+        _ratio(tuned / ours),
+        _ratio(best),
+        " / ".join(map(_format, plain_columns)),
+        _ratio(plain_best),
+    )
+
+
+def _models() -> str:
+    rows = []
+    for gpu, suite in (("H200", "e2e"), ("H100", "e2e-decode")):
+        of = summary.numbers([_read(suite, _GPUS[gpu])])
+        measured = {model for model, _ in of.models}
+        rows += [_model_row(gpu, name, of) for name in models.MODELS if name in measured]
+    head = (
+        "GPU",
+        "model",
+        "eager",
+        "Inductor (default)",
+        "max-autotune",
+        "extension",
+        "speedup over max-autotune",
+        "over the better of both",
+        "without CUDA graphs: default / max-autotune / extension",
+        "speedup over the better",
+    )
+    return _table(head, rows)
+
+
+def _ratios(gpu: str) -> Mapping[str, Mapping[str, float]]:
+    """Return the speedups of each matmul over max-autotune, eager mode and the best of all."""
+    times = summary.numbers([_read("gemm", _GPUS[gpu])]).times
+    over = {
+        "max-autotune": summary.MAX,
+        "eager": ("eager",),
+        "best": (*summary.MAX, "stock", "eager"),
+    }
+    return {
+        name: {
+            label: ratio
+            for label, variants in over.items()
+            if (ratio := summary.speedup(values, *variants)) is not None
+        }
+        for name, values in times.items()
+    }
+
+
+def _matmuls() -> str:
+    ratios = {gpu: _ratios(gpu) for gpu in _GPUS}
+
+    def mean(gpu: str, group: str, over: str) -> str:
+        values = [
+            ratio[over]
+            for name, ratio in ratios[gpu].items()
+            if cases.CASES[name].group == group and over in ratio
+        ]
+        return _ratio(statistics.geometric_mean(values)) if values else "-"
+
+    def lowest(gpu: str, group: str) -> str:
+        of = {n: r["best"] for n, r in ratios[gpu].items() if cases.CASES[n].group == group}
+        name = min(of, key=of.__getitem__)
+        return f"{of[name]:.2f}: {name}"
+
+    rows = []
+    for group, label in _GROUPS.items():
+        counts = [sum(cases.CASES[name].group == group for name in ratios[gpu]) for gpu in _GPUS]
+        means = [
+            " / ".join(mean(gpu, group, over) for gpu in _GPUS)
+            for over in ("max-autotune", "eager", "best")
+        ]
+        lows = [
+            lowest(gpu, group) if count else "-" for gpu, count in zip(_GPUS, counts, strict=True)
+        ]
+        rows.append((label, " / ".join(map(str, counts)), *means, *lows))
+    head = (
+        "matmuls",
+        "cases",
+        "speedup over max-autotune",
+        "over eager",
+        "over the best",
+        "lowest on the H200",
+        "lowest on the H100",
+    )
+    return _table(head, rows)
+
+
+def _slower() -> str:
+    rows = []
+    for gpu in _GPUS:
+        slow = {name: r["best"] for name, r in _ratios(gpu).items() if r["best"] < 0.985}
+        rows += [(gpu, name, f"{slow[name]:.2f}") for name in sorted(slow, key=slow.__getitem__)]
+    return _table(("GPU", "matmul", "speedup over the best"), rows)
+
+
+def _peaks() -> str:
+    rows = []
+    for hardware in ("intel-xeon-processor-16-cores-avx512", "amd-epyc-2-cores-avx512"):
+        document = _read("memory-peak", hardware)
+        found = {(row["case"], row["metric"]): row for row in document["rows"]}
+        metric = "runtime peak over no reuse"
+        mean, worst = found["all, geometric mean", metric], found["all, worst", metric]
+        pools = found["all, geometric mean", metric + ", pools"]
+        pools_worst = found["all, worst", metric + ", pools"]
+        calls = found["all, sum", "allocator calls"]
+        number = str(mean["note"]).split()[0]
+        label = f"torch {document['versions']['torch'].partition('+')[0]}, {number} graphs"
+        for variant, middle, most, count in (
+            ("Inductor (default): buffer reuse", mean["stock"], worst["stock"], calls["stock"]),
+            ("Inductor, `memory_planning=True`", pools["stock"], pools_worst["stock"], None),
+            ("extension", mean["ours"], worst["ours"], calls["ours"]),
+        ):
+            total = f"{count:,.0f}" if count is not None else "-"
+            rows.append((label, variant, f"{middle:.3f}", f"{most:.3f}", total))
+    head = ("CPU", "strategy", "peak, geometric mean", "worst", "allocator calls")
+    return _table(head, rows)
+
+
+def _gpu_peaks() -> str:
+    titles = {"bert": "BERT", "t5": "T5", "unet": "U-Net", "vit": "ViT"}
+    found = {(r["case"], r["metric"]): r for r in _read("memory-gpu", "nvidia-h200")["rows"]}
+    rows = []
+    for model, title in titles.items():
+        peak, pools, call = (
+            found[f"{model}, inference", metric] for metric in ("peak", "peak, pools", "call")
+        )
+        numbers = (peak["stock"], pools["stock"], peak["floor"], peak["ours"])
+        rows.append(
+            (title, *map(_cell, numbers), f"{_cell(call['stock'])} / {_cell(call['ours'])}")
+        )
+    head = (
+        "model",
+        "Inductor (default)",
+        "Inductor, `memory_planning=True`",
+        "Inductor, `allow_buffer_reuse=False`",
+        "extension",
+        "ms per call: Inductor / extension",
+    )
+    return _table(head, rows)
+
+
+def _planner() -> str:
+    document = _read("planner", "amd-epyc-2-cores-avx512")
+    found = {(row["case"], row["metric"]): row for row in document["rows"]}
+
+    def run(case: str) -> Sequence[str]:
+        if (case, "peak / lower bound") not in found:
+            return ("-", "-")
+        ratio, seconds = (found[case, metric] for metric in ("peak / lower bound", "cpu time"))
+        return (f"{ratio['ours']:.3f}", f"{_cell(seconds['ours'])} s")
+
+    rows = []
+    for case, title in _INSTANCES.items():
+        buffers = str(found[case, "peak"]["note"]).split()[0]
+        rows.append((title, buffers, *run(case), *run(f"{case}, long")))
+    head = ("problem", "buffers", "default budget", "CPU time", "long search", "CPU time")
+    return _table(head, rows)
+
+
+def _cell(value: float | None) -> str:
+    return "-" if value is None else _format(value)
+
+
+def _packages() -> str:
+    titles = {
+        "mlp": "MLP",
+        "bert": "BERT-base",
+        "resnet": "ResNet-50",
+        "llama": "Llama, 24 layers",
+    }
+    document = _read("aoti", "amd-epyc-2-cores-avx512")
+    found = {(row["case"], row["metric"]): row for row in document["rows"]}
+    rows = []
+    for label, metric, unit in _PACKAGES:
+        cells = [found[model, metric] for model in titles]
+        rows.append(
+            (
+                f"{label}, {unit}",
+                *(f"{_cell(row['stock'])} → {_cell(row['ours'])}" for row in cells),
+            )
+        )
+    return _table(("Inductor (default) → extension", *titles.values()), rows)
+
+
+_TABLES: Mapping[str, Callable[[], str]] = {
+    "matmul sources": lambda: _sources(
+        *(("gemm", hardware) for hardware in _GPUS.values()),
+        ("e2e", _GPUS["H200"]),
+        ("e2e-decode", _GPUS["H100"]),
+    ),
+    "models": _models,
+    "matmuls": _matmuls,
+    "slower matmuls": _slower,
+    "memory sources": lambda: _sources(
+        ("memory-peak", "intel-xeon-processor-16-cores-avx512"),
+        ("memory-peak", "amd-epyc-2-cores-avx512"),
+        ("memory-gpu", "nvidia-h200"),
+        ("planner", "amd-epyc-2-cores-avx512"),
+    ),
+    "peaks": _peaks,
+    "GPU peaks": _gpu_peaks,
+    "planner": _planner,
+    "package sources": lambda: _sources(("aoti", "amd-epyc-2-cores-avx512")),
+    "packages": _packages,
+}
+
+
+def render(page: str) -> str:
+    """Return the page with the tables of the committed results."""
+
+    def replace(match: re.Match[str]) -> str:
+        return f"<!-- table: {match[1]} -->\n\n{_TABLES[match[1]]()}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: ([\w ]+) -->.*?<!-- end -->", replace, page, flags=re.DOTALL)
+
+
+def main() -> None:
+    """Update the page."""
+    path: Path = PAGE
+    path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
