@@ -24,10 +24,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, ClassVar
 
 __all__ = ["Record", "capture", "emit", "module_path", "muted", "warn_once"]
 

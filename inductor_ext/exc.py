@@ -30,6 +30,7 @@ __all__ = [
     "BadWeightsFileError",
     "ConstantMismatchError",
     "ForeignConstantError",
+    "HookError",
     "IncompatibleArtifactError",
     "InductorExtError",
     "InputMismatchError",
@@ -48,6 +49,7 @@ __all__ = [
     "PlanError",
     "PlanNotFoundError",
     "SharedWeightsFileError",
+    "SourcesOnlyError",
     "TuningFaultError",
     "UncheckableInputError",
     "UnknownModeError",
@@ -297,9 +299,6 @@ class ArtifactRunError(InductorExtError):
 
 class InputMismatchError(ArtifactRunError):
     """A call of a compiled model with inputs that do not match its signature."""
-
-    template = "{why}."
-    remedy = ""
 
 
 class UnknownNodeError(InductorExtError):

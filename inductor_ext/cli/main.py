@@ -1,8 +1,8 @@
 """The command line: `inductor-ext COMMAND ...`, also `python -m inductor_ext COMMAND ...`.
 
-A command is a module with `add_arguments(parser)` and `run(arguments) -> exit code`, and an entry
-in `COMMANDS`. Its module is imported only when the command is run, so that `--help` and `--version`
-are fast: neither imports torch.
+A command is a module of this package with `add_arguments(parser)` and `run(arguments) -> exit
+code`, and an entry in `COMMANDS`. It is imported only when the command is run, so that `--help` and
+`--version` are fast: neither imports torch.
 
 Exit codes: the command's own, 0 on success; 2 for wrong usage and for every error that the
 extension raises on purpose, which is printed as one line on stderr (`--traceback` shows the whole
@@ -12,7 +12,6 @@ traceback). Any other exception is a bug and keeps its traceback.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import os
 import sys
@@ -24,73 +23,24 @@ from inductor_ext.settings.type_checks import suggest_name
 _PROGRAM = "inductor-ext"
 
 
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """A subcommand."""
-
-    name: str
-    summary: str
-    module: str
-    """Full name of the module that defines `add_arguments` and `run`."""
-
-
-COMMANDS = (
-    Command(
-        "cache",
-        "show the contents of the artifact cache, or clear it",
-        "inductor_ext.cli.cache",
-    ),
-    Command(
-        "cutlass",
-        "build, list or remove CUTLASS kernels",
-        "inductor_ext.cli.cutlass",
-    ),
-    Command(
-        "diff",
-        "compare two packages",
-        "inductor_ext.cli.diff",
-    ),
-    Command(
-        "doctor",
-        "check what this machine can compile, and what is missing",
-        "inductor_ext.cli.doctor",
-    ),
-    Command(
-        "explain",
-        "run a program and report the kernel of every GEMM, with the reason",
-        "inductor_ext.cli.explain",
-    ),
-    Command(
-        "inspect",
-        "show the contents, signatures and requirements of a package",
-        "inductor_ext.cli.inspect",
-    ),
-    Command(
-        "memory",
-        "show how a compiled model uses memory",
-        "inductor_ext.cli.memory",
-    ),
-    Command(
-        "plan",
-        "plan memory for the buffers in a CSV file",
-        "inductor_ext.cli.plan",
-    ),
-    Command(
-        "tune",
-        "show, export, import or clear tuning results of GEMMs",
-        "inductor_ext.cli.tune",
-    ),
-    Command(
-        "verify",
-        "check that a package is intact",
-        "inductor_ext.cli.verify",
-    ),
-)
+COMMANDS = {
+    "cache": "show the contents of the artifact cache, or clear it",
+    "cutlass": "build, list or remove CUTLASS kernels",
+    "diff": "compare two packages",
+    "doctor": "check what this machine can compile, and what is missing",
+    "explain": "run a program and report the kernel of every GEMM, with the reason",
+    "inspect": "show the contents, signatures and requirements of a package",
+    "memory": "show how a compiled model uses memory",
+    "plan": "plan memory for the buffers in a CSV file",
+    "tune": "show, export, import or clear tuning results of GEMMs",
+    "verify": "check that a package is intact",
+}
+"""Name and summary of each command."""
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    width = max(len(command.name) for command in COMMANDS)
-    listing = "\n".join(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS)
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
         usage="%(prog)s [-h] [--version] [--traceback] COMMAND ...",
@@ -133,18 +83,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help()
         return 0
-    commands = {command.name: command for command in COMMANDS}
-    if arguments.command not in commands:
-        hint = suggest_name(arguments.command, commands)
-        parser.error(
-            f"unknown command {arguments.command!r}.{hint} The commands are: {', '.join(commands)}."
-        )
-    command = commands[arguments.command]
+    command = arguments.command
+    if command not in COMMANDS:
+        hint = suggest_name(command, COMMANDS)
+        parser.error(f"unknown command {command!r}.{hint} The commands are: {', '.join(COMMANDS)}.")
     own_parser = argparse.ArgumentParser(
-        prog=f"{_PROGRAM} {command.name}", description=f"{command.summary}."
+        prog=f"{_PROGRAM} {command}", description=f"{COMMANDS[command]}."
     )
     try:
-        module = importlib.import_module(command.module)
+        module = importlib.import_module(f"inductor_ext.cli.{command}")
         module.add_arguments(own_parser)
         code: int = module.run(own_parser.parse_args(arguments.arguments))
         sys.stdout.flush()

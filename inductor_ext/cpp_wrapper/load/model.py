@@ -107,7 +107,6 @@ class LoadedModel(abc.ABC):
     def get_constant_fqns(self) -> list[str]:
         """Return the fully qualified names of the constants, such as "encoder.layer.0.weight"."""
 
-    @abc.abstractmethod
     def load_constants(
         self,
         constants_map: Mapping[str, torch.Tensor],
@@ -130,8 +129,8 @@ class LoadedModel(abc.ABC):
             exc.ConstantMismatchError: a name, dtype, shape or device is wrong, or a constant is
                 missing. Nothing was changed.
         """
+        self._update(constants_map, False, check_full_update, user_managed, allow_h2d_copy)
 
-    @abc.abstractmethod
     def update_constants(
         self,
         constants_map: Mapping[str, torch.Tensor],
@@ -151,6 +150,18 @@ class LoadedModel(abc.ABC):
         Raises:
             exc.ConstantMismatchError: see `load_constants`.
         """
+        self._update(constants_map, inactive, not partial, False, True)
+
+    @abc.abstractmethod
+    def _update(
+        self,
+        constants_map: Mapping[str, torch.Tensor],
+        inactive: bool,
+        full: bool,
+        user_managed: bool,
+        allow_h2d_copy: bool,
+    ) -> None:
+        """Replace constants in one of the two sets, as `load_constants` and `update_constants`."""
 
     @abc.abstractmethod
     def swap_constants(self) -> None:
@@ -248,25 +259,6 @@ class Model(LoadedModel):
         tensors = self._runner.extract_constants_map(inactive)
         return {name: view_constant(tensor, self) for name, tensor in tensors.items()}
 
-    def load_constants(
-        self,
-        constants_map: Mapping[str, torch.Tensor],
-        *,
-        check_full_update: bool,
-        user_managed: bool = False,
-        allow_h2d_copy: bool = False,
-    ) -> None:
-        self._update(constants_map, False, check_full_update, user_managed, allow_h2d_copy)
-
-    def update_constants(
-        self,
-        constants_map: Mapping[str, torch.Tensor],
-        *,
-        inactive: bool = False,
-        partial: bool = True,
-    ) -> None:
-        self._update(constants_map, inactive, not partial, False, True)
-
     def _update(
         self,
         constants_map: Mapping[str, torch.Tensor],
@@ -327,31 +319,13 @@ class InductorModel(LoadedModel):
     def get_constant_fqns(self) -> list[str]:
         return list(self._loader.get_constant_fqns())
 
-    def load_constants(
-        self,
-        constants_map: Mapping[str, torch.Tensor],
-        *,
-        check_full_update: bool,
-        user_managed: bool = False,
-        allow_h2d_copy: bool = False,
-    ) -> None:
-        self._update(constants_map, False, check_full_update, user_managed)
-
-    def update_constants(
-        self,
-        constants_map: Mapping[str, torch.Tensor],
-        *,
-        inactive: bool = False,
-        partial: bool = True,
-    ) -> None:
-        self._update(constants_map, inactive, not partial, False)
-
     def _update(
         self,
         constants_map: Mapping[str, torch.Tensor],
         inactive: bool,
         full: bool,
         user_managed: bool,
+        allow_h2d_copy: bool,
     ) -> None:
         try:
             self._loader.load_constants(dict(constants_map), inactive, full, user_managed)

@@ -168,27 +168,20 @@ def read_file_chunks(descriptor: int, offset: int, size: int) -> Iterator[memory
         turn = 1 - turn
 
 
-def file_sha256(path: str, offset: int = 0, size: int | None = None) -> str:
-    """Compute the SHA-256 of a byte range of a file, reading it in chunks.
+def file_sha256(path: str, offset: int, size: int) -> str:
+    """Compute the SHA-256 of a byte range of a file, truncated at its end, as a hex digest.
 
     Args:
         path: path of the file.
-        offset: start of the range in bytes. Default: 0.
-        size: size of the range in bytes, truncated at the end of the file. Default: None, up to
-            the end of the file.
-
-    Returns:
-        The hex digest.
+        offset: start of the range in bytes.
+        size: size of the range in bytes.
 
     Raises:
         OSError: the file cannot be read.
     """
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        whole = os.fstat(file.fileno()).st_size
-        for part in read_file_chunks(
-            file.fileno(), offset, whole - offset if size is None else size
-        ):
+        for part in read_file_chunks(file.fileno(), offset, size):
             digest.update(part)
     return digest.hexdigest()
 

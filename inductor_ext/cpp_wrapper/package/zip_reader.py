@@ -87,18 +87,16 @@ class Package(abc.ABC):
         entry = self._entry(name)
         if entry.size > limit:
             self._fail(f"{name} has {entry.size} bytes, which is too large for this kind of file")
-        parts = [bytes(part) for part in self._content(entry)]
-        sums = Checksums()
-        for part in parts:
-            sums.update(part)
-        self._check_sums(entry, sums, None)
-        return b"".join(parts)
+        return b"".join(bytes(part) for part in self.read_chunks(name))
 
-    def read_chunks(self, name: str) -> Iterator[Buffer]:
-        """Yield the content of an entry in chunks.
+    def read_chunks(self, name: str, sha256: str | None = None) -> Iterator[Buffer]:
+        """Yield the content of an entry in chunks, and check it after the last one.
 
-        A chunk is valid until the second chunk after it is read. The CRC-32 is checked after the
-        last chunk.
+        A chunk is valid until the second chunk after it is read.
+
+        Args:
+            name: name of the entry.
+            sha256: the expected hex digest. Default: None, only the CRC-32 is checked.
 
         Raises:
             exc.BadPackageError: there is no such entry; or, after the last chunk, it is damaged.
@@ -108,27 +106,7 @@ class Package(abc.ABC):
         for part in self._content(entry):
             sums.update(part)
             yield part
-        self._check_sums(entry, sums, None)
-
-    def sha256(self, name: str, expected: str | None = None) -> str:
-        """Compute the SHA-256 of an entry's content. Also checks its CRC-32.
-
-        Args:
-            name: name of the entry.
-            expected: the expected hex digest. Default: None, not compared.
-
-        Returns:
-            The hex digest.
-
-        Raises:
-            exc.BadPackageError: there is no such entry, or it is damaged.
-        """
-        entry = self._entry(name)
-        sums = Checksums()
-        for part in self._content(entry):
-            sums.update(part)
-        self._check_sums(entry, sums, expected)
-        return sums.sha256()
+        self._check_sums(entry, sums, sha256)
 
     def verify(self, digests: Mapping[str, str]) -> None:
         """Verify all entries: those in `digests` by SHA-256, the others by CRC-32.
@@ -144,7 +122,8 @@ class Package(abc.ABC):
         names = sorted({*digests, *self.entries}, key=lambda name: -self._entry(name).size)
 
         def check(name: str) -> None:
-            self.sha256(name, digests.get(name))
+            for _ in self.read_chunks(name, digests.get(name)):
+                pass
 
         if len(names) < 2 or sum(entry.size for entry in self.entries.values()) < fmt.LARGE:
             for name in names:
@@ -166,15 +145,11 @@ class Package(abc.ABC):
             exc.BadPackageError: there is no such entry, or it is damaged. No file is left behind.
             OSError: the file exists or cannot be written.
         """
-        entry = self._entry(name)
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             with open(descriptor, "wb") as file:
-                sums = Checksums()
-                for part in self._content(entry):
-                    sums.update(part)
+                for part in self.read_chunks(name, sha256):
                     file.write(part)
-            self._check_sums(entry, sums, sha256)
         except BaseException:
             os.unlink(target)
             raise
@@ -301,7 +276,7 @@ class _FolderPackage(Package):
 def open_package(source: str | os.PathLike[str] | IO[bytes]) -> Package:
     """Open a package and validate the names, sizes and offsets of all entries.
 
-    Does not check contents: `read`, `read_chunks`, `extract`, `sha256` and `verify` do that.
+    Does not check contents: `read`, `read_chunks`, `extract` and `verify` do that.
 
     Args:
         source: path of a .pt2 file, path of a folder into which one was unpacked, or a readable and

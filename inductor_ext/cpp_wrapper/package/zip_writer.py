@@ -29,17 +29,6 @@ from inductor_ext.cpp_wrapper.package.zip_format import (
 
 
 @dataclasses.dataclass(frozen=True)
-class FileRange:
-    """A byte range of a file."""
-
-    path: str | os.PathLike[str]
-    offset: int = 0
-    """In bytes."""
-    size: int | None = None
-    """In bytes; None means up to the end of the file."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Chunks:
     """Content that is generated while it is written."""
 
@@ -49,7 +38,7 @@ class Chunks:
     """Consecutive chunks. A chunk must not change until the second chunk after it is requested."""
 
 
-Source: TypeAlias = Buffer | str | os.PathLike[str] | FileRange | Chunks
+Source: TypeAlias = Buffer | str | os.PathLike[str] | Chunks
 """The content of an entry; a str is the path of a file."""
 
 
@@ -208,10 +197,6 @@ def _open_source(source: Source) -> Iterator[tuple[int, Iterable[Buffer]]]:
             (view[position : position + fmt.CHUNK] for position in range(0, len(view), fmt.CHUNK)),
         )
         return
-    part = source if isinstance(source, FileRange) else FileRange(source)
-    with open(part.path, "rb", buffering=0) as file:
-        whole = os.fstat(file.fileno()).st_size
-        size = whole - part.offset if part.size is None else part.size
-        if not 0 <= part.offset <= part.offset + size <= whole:
-            raise ValueError(f"{os.fspath(part.path)} has {whole} bytes, too few for {part}")
-        yield size, read_file_chunks(file.fileno(), part.offset, size)
+    with open(source, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        yield size, read_file_chunks(file.fileno(), 0, size)
