@@ -34,15 +34,15 @@ tl.sigmoid({{x}}) * {{up}}
 {{x}} * {{up}}
 {%- endif -%}
 {%- endmacro %}
-{#- Where N is known only when the kernel is launched. #}
+{#- The number of tiles along N, if N is known only at launch. #}
 {%- macro tiles_along_n() %}
     {%- if TILES_N is not defined %}
     TILES_N = tl.cdiv({{size("B0", -1)}}, COLUMNS)
     {%- endif %}
 {%- endmacro %}
-{#- Add what columns rn have: to both products before one gates the other, else what the tile's
-    factor has. If Inductor adds a row to a tile, it loads the row for each element, and all sums
-    change places for that, in float32. #}
+{#- Add the biases of columns rn: those of gate and up, or that of the tile's weight. An epilogue of
+    Inductor would load the row once per element, and convert the layout of all accumulators for
+    that, in float32. #}
 {%- macro add_biases(n, indent) %}
 {%- if GATED %}
 {%- for sums, name in (("acc", "BIAS0"), ("up", "BIAS1")) %}
@@ -55,8 +55,8 @@ tl.sigmoid({{x}}) * {{up}}
 {{indent}}acc += bias.to(tl.float32){{n}}
 {%- endif %}
 {%- endmacro %}
-{#- Multiply sums, which are float32 then, by what their rows have, or all of a, and what their
-    columns have, or all of the tile's factor. #}
+{#- Multiply the accumulators, in float32, by the scales of A (per row or one) and of the tile's
+    weight (per column or one). #}
 {%- macro rescale(m, n, indent) %}
 {{- own("SCALE_B", indent)}}
 {%- set rows = " + rm, mask=rm < M, other=0" if ROW_SCALES else "" %}
@@ -66,9 +66,9 @@ tl.sigmoid({{x}}) * {{up}}
 {{indent}}scale = tl.load(SCALE_B{{columns}})
 {{indent}}acc *= scale.to(tl.float32){{n if COLUMN_SCALES}}
 {%- endmacro %}
-{#- Mean and reciprocal deviation of the rows rm over all of K, [BLOCK_M] each. Every place of a
-    tile has a mean and a sum of squares of its own (Welford 1962), of which those of the row follow
-    (Chan, Golub and LeVeque 1983): nothing cancels, however far from 0 the rows are. #}
+{#- Mean and reciprocal standard deviation of the rows rm over all of K, [BLOCK_M] each. Every
+    position of a tile has its own mean and sum of squares (Welford 1962), from which those of the
+    row follow (Chan, Golub and LeVeque 1983): nothing cancels, however far the mean is from 0. #}
 {%- macro statistics() %}
     {%- set checks = [] if EVEN_M else ["(rm[:, None] < M)"] %}
     {%- if not EVEN_DEPTH %}{% set _ = checks.append("(rs[None, :] < K - k)") %}{% endif %}
@@ -91,16 +91,16 @@ tl.sigmoid({{x}}) * {{up}}
     rstd = tl.rsqrt(tl.sum(squares + counts * away * away, 1) / K + EPSILON)
 {%- endmacro %}
 {%- set maxima = ["ROW_MAXIMA"] if ABSOLUTE is defined else [] %}
-{#- What is read when the sums are complete. #}
-{%- set behind = ["SCALE_A"] if RESCALED else [] %}
+{#- Arguments that are read after the loop over K. #}
+{%- set epilogue_args = ["SCALE_A"] if RESCALED else [] %}
 {%- for name in (["SCALE_B"] if RESCALED else []) + (["BIAS"] if BIASED else []) %}
-{%- for i in range(PARTS) %}{% set _ = behind.append(name ~ i) %}{% endfor %}
+{%- for i in range(PARTS) %}{% set _ = epilogue_args.append(name ~ i) %}{% endfor %}
 {%- endfor %}
-{#- The largest elements, or absolute values, of a tile's rows: what column `pid_n` of tiles has is
-    row `pid_n` of an array with M columns. `final`, which the epilogue leaves, is the tile as it is
-    stored, in float32. Of floats without a sign bit the bits are in the same order as the numbers,
-    with NaN above infinity, as it has to be, and maxima of integers are single instructions; of
-    negative floats all bits but that one are turned round. #}
+{#- Row max or row amax of a tile: column `pid_n` of tiles writes row `pid_n` of an array with M
+    columns. `final`, which the epilogue defines, is the tile as it is stored, in float32. The bits
+    of non-negative floats have the order of the values, with NaN above infinity, as required, and
+    an integer maximum is a single instruction; of negative floats all bits but the sign are
+    inverted. #}
 {%- macro row_maxima() -%}
 {%- set flip = "(largest >> 31) & 0x7FFFFFFF" %}
 largest = {{"tl.abs(final)" if ABSOLUTE else "final"}}.to(tl.int32, bitcast=True)
@@ -114,8 +114,8 @@ largest = largest ^ ({{flip}})
 {%- endif %}
 tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask=rm < M)
 {%- endmacro %}
-{#- Which factor B column `pid_n` of tiles belongs to, its N and strides, its first column in the
-    output, and the tile's columns rn in the factor, of which the first is `start_n`. #}
+{#- The weight B of column `pid_n` of tiles, its N and strides, its first column in the output, and
+    the tile's columns rn within the weight, of which the first is `start_n`. #}
 {%- macro columns() %}
     B = B0
     N = {{size("B0", -1)}}
@@ -144,7 +144,7 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
     {%- endif %}
     rn = start_n + tl.arange(0, COLUMNS)
 {%- endmacro %}
-{#- The argument of a name, each with a number, that the tile's factor has. #}
+{#- Of the numbered arguments of a name, that of the tile's weight. #}
 {%- macro own(name, indent="    ") %}
 {{indent}}{{name}} = {{name}}0
     {%- for i in range(1, PARTS) %}
@@ -152,12 +152,12 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
 {{indent}}    {{name}} = {{name}}{{i}}
     {%- endfor %}
 {%- endmacro %}
-{#- The same of names that have numbers where factors are several. Those of factors that gate each
-    other are read together. #}
+{#- The same for names that are numbered only with several weights. A tile of gate and up reads
+    both arguments. #}
 {%- macro of_tile(name) %}
 {%- if PARTS > 1 and not GATED %}{{own(name)}}{% endif %}
 {%- endmacro %}
-{#- Products of one scale or of one for each column, both with what they are multiplied by. #}
+{#- Multiply the accumulators by per-tensor or per-column scales; gate and up have their own. #}
 {%- macro scaled(n) %}
     {%- for sums, name in ((("acc", "S0"), ("up", "S1")) if GATED else (("acc", "S"),)) %}
     {%- if SCALES == "'tensor'" %}
@@ -169,7 +169,7 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
     {%- endif %}
     {%- endfor %}
 {%- endmacro %}
-{#- Write the sums `acc` of a split of the tile with number `number`, and add up. #}
+{#- Write the accumulators `acc` of a split of tile `number`, and reduce the splits. #}
 {%- macro add_splits(number) %}
     {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
     number = {{number}}
@@ -178,8 +178,8 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
     tl.store(sums + split * (BLOCK_M * COLUMNS), acc)
 {{- add_up()}}
 {%- endmacro %}
-{#- What a split's CTA does that has written its sums: `acc` of the one that does it last becomes
-    those of all splits. Opens the block of what only that CTA does. #}
+{#- The step after a split's CTA has written its accumulators: in the last CTA, `acc` becomes the
+    sum of all splits. Opens the block that only that CTA runs. #}
 {%- macro add_up() %}
     # All threads have written before one of them counts.
     tl.debug_barrier()
@@ -188,7 +188,7 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
         tl.store(COUNTERS + number, 0)
 {{- sum_of("acc", "sums")}}
 {%- endmacro %}
-{#- The sum of all splits, that of the first of which is at `first`. #}
+{#- The sum of all splits; the accumulators of the first one are at `first`. #}
 {%- macro sum_of(target, first) %}
     {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
         {{target}} = tl.zeros(({{shape | join(", ")}}), dtype=ACC_TYPE)
@@ -209,11 +209,11 @@ tl.store(ROW_MAXIMA + pid_n * M + rm, largest.to(tl.float32, bitcast=True), mask
         {{target}} += part{{i}}
     {%- endfor %}
 {%- endmacro %}
-{#- Not from a cache of this multiprocessor. #}
+{#- Load from L2 instead of L1, which is not coherent. #}
 {%- macro _part(first, split) -%}
 tl.load({{first}} + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
 {%- endmacro %}
-{#- Which matrix or split a CTA has, and which tile of it: columns come first. #}
+{#- The matrix or split of a CTA, and its tile; consecutive CTAs have tiles along N. #}
 {%- macro place() %}
     pid = tl.program_id(0).to(INDEX_DTYPE)
     {%- if BATCHED or SPLIT_K > 1 %}
@@ -224,7 +224,7 @@ tl.load({{first}} + ({{split}}) * (BLOCK_M * COLUMNS), cache_modifier=".cg")
     pid_m = pid // TILES_N
     pid_n = pid % TILES_N
 {%- endmacro %}
-{#- What follows the sums `acc` (and `up`) of a tile, [BLOCK_M, COLUMNS], up to its stores. #}
+{#- From the accumulators `acc` (and `up`) of a tile, [BLOCK_M, COLUMNS], to its stores. #}
 {%- macro finish() %}
     {{- scaled("[None, :]")}}
     {%- if BIASED %}{{add_biases("[None, :]", "    ")}}{% endif %}
@@ -265,9 +265,8 @@ starts its work after this one has ended (a dependent launch waits before it rea
 anything)."""
 
 ARGUMENTS = r"""
-{%- set factors = [] %}
-{#- The factors, each an argument of its own. #}
-{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
+{%- set weights = [] %}
+{%- for i in range(PARTS) %}{% set _ = weights.append("B%d" % i) %}{% endfor %}
 {%- set extra = [] %}
 {%- set zeros = ZEROS is defined and ZEROS %}
 {%- for name in (["S"] if SCALES != "'none'" else []) + (["Z"] if zeros else []) %}
@@ -276,15 +275,15 @@ ARGUMENTS = r"""
 {%- endfor %}
 {%- if WEIGHTED %}{% set _ = extra.append("W") %}{% endif %}
 {%- if SHIFTED %}{% set _ = extra.append("V") %}{% endif %}
-{%- set _ = extra.extend(behind) %}
+{%- set _ = extra.extend(epilogue_args) %}
 """
-"""Argument names of kernels without TMA loads: the weights in `factors`, other inputs in
+"""Argument names of kernels without TMA loads: the fused weights in `weights`, other inputs in
 `extra`."""
 
 TMA = r"""
 {%- set a_block = ("BLOCK_M", "BLOCK_K") if A_ROW else ("BLOCK_K", "BLOCK_M") %}
 {%- set b_block = ("BLOCK_K", "COLUMNS") if B_ROW else ("COLUMNS", "BLOCK_K") %}
-{#- Where K is known only when the kernel is launched. #}
+{#- K, if it is known only at launch. #}
 {%- macro along_k() %}
     {%- if K is not defined %}
     K = tl.cast({{size("A", -1)}}, tl.int32)
@@ -310,7 +309,7 @@ tl.make_tensor_descriptor(
     {%- set leading = B_LEADING or stride(name, -2 if B_ROW else -1) %}
     b{{i}}_desc = {{descriptor(name, batch if B_BATCHED, shape, leading, b_block)}}
 {%- endmacro %}
-{#- Tiles as the tensor cores want them, transposed where K is not where they want it. #}
+{#- Tiles in the orientation of the tensor cores: K along the rows of the first operand. #}
 {%- macro fetch_a(q, row, k) -%}
 a_desc.load([{{"%s, " % q if A_BATCHED}}{{"%s, %s" % ((row, k) if A_ROW else (k, row))}}])
 {%- if A_BATCHED %}.reshape({{a_block | join(", ")}}){% endif %}{{".T" if A_ROW == SWAP}}
@@ -320,8 +319,8 @@ a_desc.load([{{"%s, " % q if A_BATCHED}}{{"%s, %s" % ((row, k) if A_ROW else (k,
 {%- if B_BATCHED %}.reshape({{b_block | join(", ")}}){% endif %}{{".T" if B_ROW == SWAP}}
 {%- endmacro %}
 {%- macro multiply(a, b, acc) -%}
-{%- set factors = (b, a) if SWAP else (a, b) -%}
-tl.dot({{factors | join(", ")}}, {{acc}}, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32
+{%- set operands = (b, a) if SWAP else (a, b) -%}
+tl.dot({{operands | join(", ")}}, {{acc}}, out_dtype=ACC_TYPE, allow_tf32=ALLOW_TF32
 {%- if IMPRECISE %}, max_num_imprecise_acc=IMPRECISE{% endif %})
 {%- endmacro %}
 """

@@ -43,7 +43,7 @@ SOURCE = (
 {{indent}})
 {%- endif %}
 {%- endmacro %}
-{#- Where the 16 columns `strip` begin, those of a gate before those of what it gates. #}
+{#- Addresses of the 16 columns `strip`; those of gate precede those of up. #}
 {%- macro go_to(strip) %}
     strip_at = {{strip}}
     from_b = B
@@ -64,14 +64,14 @@ SOURCE = (
     b_at = from_b.to(tl.pointer_type(tl.int32)) + column * (stride_at // 4) + along_k + word
     {%- if grouped %}{{scale_columns(like, "STRIP // 8")}}{% endif %}
 {%- endmacro %}
-{{def_kernel(*(["A"] + factors + extra))}}
+{{def_kernel(*(["A"] + weights + extra))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
     stride_am = {{stride("A", -2)}}
 {{place()}}
 {{columns()}}
     {%- if SCALES != "'none'" %}{{of_tile("S")}}{% endif %}
-    {%- set products = 2 if GATED else 1 %}
+    {%- set matmuls = 2 if GATED else 1 %}
     STRIPS: tl.constexpr = WIDTH // STRIP
     begin_n = (pid_n{{" - tile" if PARTS > 1 and not GATED}}) * WIDTH
     # Beyond the last column of the CTA, and beyond N, nothing is stored.
@@ -105,10 +105,10 @@ SOURCE = (
     {%- endfor %}
     {{- a_tile("a%d" % i, "even%d" % i, "odd%d" % i, pieces) | replace("\n        ", "\n    ")}}
     {%- endfor %}
-    for strip in tl.range(0, {{products}} * STRIPS, num_stages=1):
+    for strip in tl.range(0, {{matmuls}} * STRIPS, num_stages=1):
         acc = tl.zeros((WARPS, STRIP, BLOCK_M), dtype=tl.float32)
         # The last step loads itself again.
-        {{- go_to("tl.minimum(strip + 1, %d * STRIPS - 1)" % products) | indent(4)}}
+        {{- go_to("tl.minimum(strip + 1, %d * STRIPS - 1)" % matmuls) | indent(4)}}
         {%- for i in chunks %}
         {{- words("b%d" % i)}}
         {%- if grouped %}
@@ -133,7 +133,7 @@ SOURCE = (
         {%- endfor %}
 {{- add_warps("acc", "STRIP", "        ")}}
         {%- if GATED %}
-        {#- Behind the gate's sums of all parts of K. #}
+        {#- The workspace holds the accumulators of gate, of all parts of K, before those of up. #}
         to_up = tl.where(strip < STRIPS, 0, SPLIT_K * BLOCK_M * COLUMNS)
         tl.store(to + strip % STRIPS * (STRIP * BLOCK_M) + to_up, acc)
         {%- else %}
@@ -158,15 +158,15 @@ SOURCE = (
 
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the kernel's constants for a problem and a configuration."""
-    products = 2 if problem.epilogue.gated else 1
-    columns = next_power_of_two(config.block_n // products)
+    matmuls = 2 if problem.epilogue.gated else 1
+    columns = next_power_of_two(config.block_n // matmuls)
     return {
         **dequant_register.constants(problem, config),
         "STRIP": STRIP,
-        "WIDTH": config.block_n // products,
+        "WIDTH": config.block_n // matmuls,
         "COLUMNS": columns,
         # Columns of accumulators that a split of K writes for each row.
-        "SUMS": columns * products,
+        "SUMS": columns * matmuls,
         # Accumulators in the workspace have contiguous rows.
         "SWAP": True,
         "EVEN_N": False,

@@ -40,25 +40,25 @@ MACROS = r"""
 {%- set per_word = 8 if packed else 4 %}
 {%- set parts_of_a = 4 if packed else 2 %}
 {%- set grouped = SCALES == "'group'" %}
-{#- Where a dimension stands: `index` makes one of a range, `ordered` lists dimensions by name. #}
+{#- Positions of dimensions: `index` places a range along one, `ordered` lists those of several. #}
 {%- macro index(axis) -%}
 [
-{%- for each in AXES %}{{":" if each == axis else "None"}}, {% endfor -%}
+{%- for name in AXES %}{{":" if name == axis else "None"}}, {% endfor -%}
 ]
 {%- endmacro %}
 {%- macro ordered(names) -%}
-{%- for each in names %}{{AXES.index(each) if each in AXES else each}}{{", " if not loop.last}}
+{%- for name in names %}{{AXES.index(name) if name in AXES else name}}{{", " if not loop.last}}
 {%- endfor %}
 {%- endmacro %}
-{#- A tile [WARPS, `columns`, 64] of the first, second, third and fourth of neighbours along K. #}
+{#- A tile [WARPS, `columns`, 64] of the first to the fourth of elements adjacent along K. #}
 {%- macro b_tile(target, columns, first, second, third, fourth) %}
         {{target}} = tl.join(
             tl.join({{first}}, {{third}}), tl.join({{second}}, {{fourth}})
         ).permute({{ordered(("warp", "rest", "lane", 4, "lane_k", 5, 6))}})
         {{target}} = tl.reshape({{target}}, (WARPS, {{columns}}, 64))
 {%- endmacro %}
-{#- A tile [WARPS, 64, BLOCK_M] of what was loaded of rows of a, in `parts_of_a` pieces of those
-    names; for pairs of b one of even columns and one of odd ones. #}
+{#- A tile [WARPS, 64, BLOCK_M] of the `parts_of_a` pieces that were loaded of a; if b is packed,
+    one of the even columns of a and one of the odd ones. #}
 {%- macro a_tile(target, even, odd, pieces) %}
 {%- if packed %}
         {{target}} = tl.join(
@@ -74,15 +74,15 @@ MACROS = r"""
         {{target}} = tl.reshape({{target}}, (WARPS, 64, BLOCK_M))
 {%- endif %}
 {%- endmacro %}
-{#- Sums of a group into `sums`: `scale` has its columns' scales, the same for lanes along K. #}
+{#- Add the accumulators of a group, times its columns' scales, the same for lanes along K. #}
 {%- macro add_group(sums, part, scale, columns) %}
         scale = {{scale}}.permute({{ordered(("warp", "rest", "lane", "lane_k", "element"))}})
         scale = tl.reshape(scale, (WARPS, {{columns}}, 4))
         {{sums}} += {{part}} * tl.max(scale.to(tl.float32), 2)[:, :, None]
 {%- endmacro %}
-{#- Sums of all warps, [`columns`, BLOCK_M]. `tl.sum` along warps writes theirs to shared memory
-    side by side, where 8 or more threads want the same bank at a time; of halves that are split and
-    added Triton changes the layout once, without such conflicts. #}
+{#- Reduce over all warps, to [`columns`, BLOCK_M]. `tl.sum` along warps would write accumulators to
+    shared memory with 8 or more threads per bank; if halves are split and added, Triton converts
+    the layout once, without such conflicts. #}
 {%- macro add_warps(sums, columns, indent) %}
 {%- set left = namespace(warps=WARPS) %}
 {%- for _ in range(4) if left.warps > 1 %}
@@ -93,8 +93,8 @@ MACROS = r"""
 {%- endfor %}
 {{indent}}{{sums}} = tl.reshape({{sums}}, ({{columns}}, BLOCK_M))
 {%- endmacro %}
-{#- What a thread is: a lane along K and one along the other dimension, a warp, and 4 words of each
-    load; and the rows of a that it loads. #}
+{#- Indices of a thread: its lane along K and along the other dimension, its warp, the 4 words of a
+    load, and the rows of a that it loads. #}
 {%- macro lanes() %}
     lane_k = tl.arange(0, 4){{index("lane_k")}}
     lane = tl.arange(0, 8){{index("lane")}}
@@ -103,7 +103,7 @@ MACROS = r"""
     row = tl.arange(0, BLOCK_M // 8){{index("rest")}} * 8 + lane
     row = tl.minimum(pid_m * BLOCK_M + row, M - 1)
 {%- endmacro %}
-{#- Where a lane's elements of a begin, of the rows `row`. #}
+{#- Addresses of a lane's first elements of a, in the rows `row`. #}
 {%- macro a_pointers() %}
     {%- if packed %}
     a_at = A.to(tl.pointer_type(tl.int32)) + row * (stride_am // 2) + along_k * 4 + word
@@ -111,17 +111,17 @@ MACROS = r"""
     a_at = A + row * stride_am + along_k * 4 + tl.arange(0, 8){{index("element")}}
     {%- endif %}
 {%- endmacro %}
-{#- Load piece `j` of chunk `i` of them. #}
+{#- Load piece `j` of chunk `i` of these rows. #}
 {%- macro a_piece(i, j) -%}
 tl.load(a_at + {{i * 64 + j * (4 if packed else 8)}})
 {%- endmacro %}
-{#- Where the scales of the columns `column` are, 8 times `rest` of them, as large as words of b. #}
+{#- Offsets of the scales of the columns `column`, 8 times `rest`, in the shape of words of b. #}
 {%- macro scale_columns(like, rest) %}
     {%- set sizes = {"lane_k": 4, "lane": 8, "warp": "WARPS", "rest": rest, "element": 1} %}
     scale_columns = tl.broadcast_to(
         column * {{stride(like, 1)}},
         (
-        {%- for each in AXES %}{{sizes[each]}}{{", " if not loop.last}}{% endfor -%}
+        {%- for name in AXES %}{{sizes[name]}}{{", " if not loop.last}}{% endfor -%}
         ),
     )
 {%- endmacro %}
@@ -134,15 +134,15 @@ SOURCE = (
     + dequantize.MACROS
     + MACROS
     + r"""
-{#- Names of b and of its scales, and which argument tells the latter's strides: of both factors
-    where one gates the other. #}
+{#- Names of the words of a weight, its scales, their argument, and the accumulators. `like`: the
+    argument whose strides all scales have. #}
 {%- set like = "S0" if PARTS > 1 else "S" %}
-{%- set products = [("b", "s", "S0", "acc"), ("c", "t", "S1", "up")] if GATED
+{%- set matmuls = [("b", "s", "S0", "acc"), ("c", "t", "S1", "up")] if GATED
     else [("b", "s", "S", "acc")] %}
 {#- Load step `k` of a warp: words of b, scales of its columns, and rows of a. #}
 {%- macro fetch(indent, k) %}
 {%- for i in chunks %}
-{%- for b, s, S, _ in products %}
+{%- for b, s, S, _ in matmuls %}
 {{indent}}{{b}}{{i}} = tl.load({{b}}_at + {{i * 16}}, eviction_policy="evict_first")
 {%- if grouped %}
 {{indent}}{{s}}{{i}} = tl.load(
@@ -155,13 +155,13 @@ SOURCE = (
 {%- endfor %}
 {%- endfor %}
 {%- endmacro %}
-{#- Sums of all warps, their columns in order, [BLOCK_M, COLUMNS]. #}
+{#- Reduce over all warps, to [BLOCK_M, COLUMNS] with the columns in order. #}
 {%- macro folded(sums) %}
 {{- add_warps(sums, "COLUMNS", "    ")}}
     {{sums}} = tl.reshape({{sums}}, (COLUMNS // 8, 8, BLOCK_M)).permute(2, 1, 0)
     {{sums}} = tl.reshape({{sums}}, (BLOCK_M, COLUMNS))
 {%- endmacro %}
-{{def_kernel(*(["A"] + factors + extra))}}
+{{def_kernel(*(["A"] + weights + extra))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
     {{- tiles_along_n()}}
@@ -186,7 +186,7 @@ SOURCE = (
     {%- endif %}
     {%- if grouped %}{{scale_columns(like, "COLUMNS // 8")}}{% endif %}
     {{- a_pointers()}}
-    {%- for _, _, _, sums in products %}
+    {%- for _, _, _, sums in matmuls %}
     {{sums}} = tl.zeros((WARPS, COLUMNS, BLOCK_M), dtype=tl.float32)
     {%- endfor %}
     {%- if PDL %}
@@ -196,7 +196,7 @@ SOURCE = (
     {{- fetch("    ", 0)}}
     for k in tl.range(0, share, {{CHUNKS * chunk}}, num_stages=1):
         {%- for i in chunks %}
-        {%- for b, s, _, _ in products %}
+        {%- for b, s, _, _ in matmuls %}
         {{b}}{{i}}_now = {{b}}{{i}}
         {%- if grouped %}
         {{s}}{{i}}_now = {{s}}{{i}}
@@ -208,7 +208,7 @@ SOURCE = (
         {%- endfor %}
         # The last step loads itself again.
         ahead = tl.where(k + {{CHUNKS * chunk}} < share, {{CHUNKS * chunk}}, 0)
-        {%- for b, _, _, _ in products %}
+        {%- for b, _, _, _ in matmuls %}
         {{b}}_at += ahead // {{per_word}}
         {%- endfor %}
         a_at += ahead{{" // 2" if packed}}
@@ -219,7 +219,7 @@ SOURCE = (
         {%- set _ = pieces.append("a%d_%d_now" % (i, j)) %}
         {%- endfor %}
         {{- a_tile("a", "even", "odd", pieces)}}
-        {%- for b, s, _, sums in products %}
+        {%- for b, s, _, sums in matmuls %}
         {{- words(b ~ i ~ "_now")}}
         {%- set into = "part" if grouped else sums %}
         {%- set before = "" if grouped else ", " ~ sums %}
@@ -239,7 +239,7 @@ SOURCE = (
         {%- endfor %}
         {%- endfor %}
 
-    {%- for _, _, _, sums in products %}{{folded(sums)}}{% endfor %}
+    {%- for _, _, _, sums in matmuls %}{{folded(sums)}}{% endfor %}
     {{- finish()}}
 """
 )

@@ -31,9 +31,9 @@ from inductor_ext.templates.problem import GemmProblem
 MACROS = r"""
 {%- set packed = DEQUANTIZE in ("'int4'", "'uint4'") %}
 {%- set signed = DEQUANTIZE in ("'int8'", "'int4'") %}
-{#- Exponents below which integers stand, and the numbers that these are: 128 and 1024. #}
+{#- The upper byte of 128 or 1024, below which integers are placed. #}
 {%- set exponent = "0x43434343" if HALF == "'bfloat16'" else "0x64646464" %}
-{#- Spread the lower and the upper two of four bytes below exponents. #}
+{#- Place the lower and the upper two of four bytes below exponents. #}
 {%- macro spread(low, high, source) -%}
 prmt.b32 {{low}}, {{source}}, {{exponent}}, 0x4140;
 {{- " " -}} prmt.b32 {{high}}, {{source}}, {{exponent}}, 0x4342;
@@ -45,11 +45,11 @@ fma.rn.bf16x2 {{target}}, {{target}}, one, {{number}};
 add.rn.f16x2 {{target}}, {{target}}, {{number}};
 {%- endif -%}
 {%- endmacro %}
-{#- Statements of assembly: four bytes in `source` become pairs of numbers in `low` and `high`. #}
+{#- PTX that converts four bytes in `source` to pairs of values in `low` and `high`. #}
 {%- macro of_bytes(low, high, source) -%}
 {%- if HALF == "'bfloat16'" -%}
-{#- 7 bits fit below the exponent: the eighth one doubles the number, which becomes 128 + n up to
-    127 and 2 n beyond; half of that, less 128, is too much there. #}
+{#- 7 bits fit below the exponent: the eighth one increments the exponent, so the value is 128 + n
+    for n up to 127 and 2 n above. There half of it minus 128 is subtracted. #}
 "{ .reg .b32 t, p, q, one, half, less, most, offset; mov.b32 one, 0x3f803f80; "
             "mov.b32 half, 0x3f003f00; mov.b32 less, 0xbf80bf80; mov.b32 most, 0xc300c300; "
             "mov.b32 offset, {{"0xc380c380" if signed else "0xc300c300"}}; "
@@ -65,22 +65,22 @@ add.rn.f16x2 {{target}}, {{target}}, {{number}};
             "{{spread(low, high, "t")}} {{minus(low, "offset")}} {{minus(high, "offset")}} }"
 {%- endif -%}
 {%- endmacro %}
-{#- The same of four bytes with two numbers each: pairs of lower halves, then of upper ones. #}
-{%- macro of_halves(found, source) -%}
+{#- The same for four bytes of two 4-bit integers: pairs of lower halves, then of upper ones. #}
+{%- macro of_halves(pairs, source) -%}
 {%- set offset = "0x%04x" % ((0xC300 if HALF == "'bfloat16'" else 0xE400) + bias) -%}
 "{ .reg .b32 t, u, one, offset; mov.b32 one, 0x3f803f80; "
             "mov.b32 offset, {{offset}}{{offset[2:]}}; "
             "{{"xor.b32 u, %s, 0x88888888;" % source if signed else "mov.b32 u, %s;" % source}} "
             "and.b32 t, u, 0x0f0f0f0f; shr.u32 u, u, 4; and.b32 u, u, 0x0f0f0f0f; "
-            "{{spread(found[0], found[1], "t")}} {{spread(found[2], found[3], "u")}} "
-            {%- for each in found %}
-            "{{minus(each, "offset")}} "
+            "{{spread(pairs[0], pairs[1], "t")}} {{spread(pairs[2], pairs[3], "u")}} "
+            {%- for pair in pairs %}
+            "{{minus(pair, "offset")}} "
             {%- endfor %}
             "}"
 {%- endmacro %}
 {%- set bias = ZERO + (8 if signed else 0) %}
 {%- set lower, upper = ("odd", "even") if HIGH_FIRST else ("even", "odd") %}
-{#- Turn the numbers of `name` into a's dtype; of 4-bit ones into `name`_even and `name`_odd. #}
+{#- Convert `name` to a's dtype; 4-bit integers to `name`_even and `name`_odd. #}
 {%- macro convert(name) %}
     {%- if packed %}
     {%- set low = name ~ "_" ~ lower %}
@@ -94,41 +94,41 @@ add.rn.f16x2 {{target}}, {{target}}, {{number}};
     {%- else %}
         {{low}} = {{name}} & 15
         {{high}} = ({{name}} >> 4) & 15
-        {%- for each in (low, high) %}
+        {%- for half in (low, high) %}
         {%- if signed %}
-        {{each}} = {{each}} ^ 8
+        {{half}} = {{half}} ^ 8
         {%- endif %}
-        {{each}} = {{each}}.to(A.dtype.element_ty) - {{bias}}.0
+        {{half}} = {{half}}.to(A.dtype.element_ty) - {{bias}}.0
         {%- endfor %}
     {%- endif %}
-    {%- set found = (low, high) %}
+    {%- set tiles = (low, high) %}
     {%- elif BITS and DEQUANTIZE in ("'int8'", "'uint8'") %}
         {{name}} = tl.inline_asm_elementwise(
             {{of_bytes("$0", "$1", "$2")}},
             "=&r,=&r,r", [{{name}}], dtype=A.dtype.element_ty, is_pure=True, pack=4,
         )
-    {%- set found = (name,) %}
+    {%- set tiles = (name,) %}
     {%- else %}
         {{name}} = {{name}}.to(A.dtype.element_ty)
-    {%- set found = (name,) %}
+    {%- set tiles = (name,) %}
     {%- endif %}
     {%- if ZERO and not packed %}
         {{name}} = {{name}} - {{ZERO}}.0
     {%- endif %}
-    {%- for each in found %}
+    {%- for tile in tiles %}
     {%- if WIDE and SCALES == "'group'" %}
-        {{each}} = {{each}}.to(tl.float32)
+        {{tile}} = {{tile}}.to(tl.float32)
     {%- endif %}
     {%- if ZEROS %}
-        {{each}} = {{each}} - zero
+        {{tile}} = {{tile}} - zero
     {%- endif %}
     {%- if SCALES == "'group'" %}
-        {{each}} = ({{each}} * scale).to(A.dtype.element_ty)
+        {{tile}} = ({{tile}} * scale).to(A.dtype.element_ty)
     {%- endif %}
     {%- endfor %}
 {%- endmacro %}
-{#- Turn words of four neighbours along K into `all_0` to `all_3`, or, of eight with 4 bits, into
-    `even_0` to `even_3` and `odd_0` to `odd_3`: tiles of a's dtype. #}
+{#- Convert words of four integers adjacent along K to `all_0` to `all_3`, or words of eight 4-bit
+    integers to `even_0` to `even_3` and `odd_0` to `odd_3`: tiles of a's dtype. #}
 {%- macro words(name) %}
     {%- set kinds = (lower, upper) if packed else ("all",) %}
     {%- set names = [] %}
@@ -146,30 +146,30 @@ add.rn.f16x2 {{target}}, {{target}}, {{number}};
             dtype=({{(["A.dtype.element_ty"] * (names | length)) | join(", ")}}),
         )
     {%- else %}
-    {%- for each in names %}
+    {%- for tile in names %}
     {%- set at = 8 * (loop.index0 % 4) + (4 if loop.index0 >= 4 else 0) %}
     {%- set bits = 4 if packed else 8 %}
     {%- if signed %}
-        {{each}} = (({{name}} << {{32 - bits - at}}) >> {{32 - bits}}).to(A.dtype.element_ty)
+        {{tile}} = (({{name}} << {{32 - bits - at}}) >> {{32 - bits}}).to(A.dtype.element_ty)
     {%- else %}
-        {{each}} = (({{name}} >> {{at}}) & {{2 ** bits - 1}}).to(A.dtype.element_ty)
+        {{tile}} = (({{name}} >> {{at}}) & {{2 ** bits - 1}}).to(A.dtype.element_ty)
     {%- endif %}
     {%- if ZERO and packed %}
-        {{each}} = {{each}} - {{ZERO}}.0
+        {{tile}} = {{tile}} - {{ZERO}}.0
     {%- endif %}
     {%- endfor %}
     {%- endif %}
     {%- if ZERO and not packed %}
-    {%- for each in names %}
-        {{each}} = {{each}} - {{ZERO}}.0
+    {%- for tile in names %}
+        {{tile}} = {{tile}} - {{ZERO}}.0
     {%- endfor %}
     {%- endif %}
 {%- endmacro %}
-{#- As large as the tile of b: rows of groups, each for its part of K. Asynchronous copies, without
-    which every step would wait for memory, have 32 bits or more: words of several groups if need
-    be. Of such words each thread has one, so that there may be several rows of one group: of fewer
-    Triton 3.6 and 3.7 do not know that they can be loaded in the layout of the tensor cores, and b
-    would go there through shared memory. #}
+{#- A tile as large as that of b, of rows that each repeat the values of a group. Asynchronous
+    copies, without which every step would wait for memory, have 32 bits or more, so a word may hold
+    the values of several groups. Each thread then loads one word, even if several rows belong to
+    the same group: with fewer rows Triton 3.6 and 3.7 do not load them in the layout of the tensor
+    cores, and b would pass through shared memory. #}
 {%- macro shared(target, name, like, words) %}
     {%- set rows = BLOCK_K // GROUP if BLOCK_K > GROUP else 1 %}
     {%- set in_words = words > rows %}

@@ -24,7 +24,7 @@ SOURCE = (
     + common.ARGUMENTS
     + r"""
 {%- set rows = range(BLOCK_M) %}
-{{def_kernel(*(["A"] + factors + extra + maxima))}}
+{{def_kernel(*(["A"] + weights + extra + maxima))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
     {{- tiles_along_n()}}
@@ -83,8 +83,8 @@ SOURCE = (
     {%- endif %}
     {%- if STANDARDIZE %}{{statistics()}}
     {%- for i in rows %}
-    {%- for each in ("mean", "rstd") %}
-    {{each}}{{i}} = tl.sum(tl.where(tl.arange(0, BLOCK_M) == {{i}}, {{each}}, 0.0), 0)
+    {%- for name in ("mean", "rstd") %}
+    {{name}}{{i}} = tl.sum(tl.where(tl.arange(0, BLOCK_M) == {{i}}, {{name}}, 0.0), 0)
     {%- endfor %}
     {%- endfor %}
     {%- endif %}
@@ -134,7 +134,7 @@ SOURCE = (
         c_at += BLOCK_K * {{stride("B1", -2)}}
         {%- endif %}
 
-    {#- The rows' sums, which become the rows of one tile. #}
+    {#- Reduce the accumulators of every row along K; the results are the rows of one tile. #}
     {%- macro total(name, i) -%}
     tl.sum({{name}}{{i}}, 1){{" * norm%d" % i if NORMALIZE}}
     {%- endmacro %}

@@ -44,7 +44,7 @@ SOURCE = (
     common.MACROS
     + common.TMA
     + r"""
-{#- Where a tile lies: matrix q, row and column of tiles. #}
+{#- The position of a tile: matrix q or split, row and column of tiles. #}
 {%- macro place(tile) %}
         {%- if BATCHED or SPLIT_K > 1 %}
         {{"q" if BATCHED else "split"}} = {{tile}} // matrix
@@ -57,20 +57,21 @@ SOURCE = (
         pid_m = group * GROUP_M + (local % width) % group_rows
         pid_n = (local % width) // group_rows
 {%- endmacro %}
-{#- Of a tile that two CTAs share, the one that is done first writes its sums for the other one.
-    Opens the block of what is done with complete sums. #}
+{#- Of two CTAs that share a tile, the one that finishes first writes its accumulators for the other
+    one. Opens the block that runs with complete accumulators. #}
 {%- macro exchange() %}
         {%- set shape = ("COLUMNS", "BLOCK_M") if SWAP else ("BLOCK_M", "COLUMNS") %}
         {%- set lines = "tl.arange(0, %s)[:, None] * %s" % (shape[0], shape[1]) %}
         done = last_k - first_k == STEPS * BLOCK_K
         if not done:
-            # Known by the CTA that has the first steps. Each of the two has its place for sums.
+            # Numbered by the CTA that has the first steps. Each of the two has its own slot.
             cut = begin - tl.where(first_k > 0, 1, 0)
             slot = 2 * cut + tl.where(first_k > 0, 1, 0)
             sums = WORKSPACE + {{lines}} + tl.arange(0, {{shape[1]}})[None, :]
             before = 0
             if first_k == 0:
-                # Last of its share: the other one, who had its part first, is done as a rule.
+                # This tile is the last one of this CTA and the first one of the other CTA, which
+                # has therefore finished as a rule.
                 before = tl.atomic_add(COUNTERS + cut, 0, sem="acquire", scope="gpu")
             if before == 0:
                 tl.store(sums + slot.to(tl.int64) * (BLOCK_M * COLUMNS), acc)
@@ -85,9 +86,9 @@ SOURCE = (
                 )
         if done:
 {%- endmacro %}
-{%- set factors = [] %}
-{%- for i in range(PARTS) %}{% set _ = factors.append("B%d" % i) %}{% endfor %}
-{{def_kernel(*(["A"] + factors + behind + maxima))}}
+{%- set weights = [] %}
+{%- for i in range(PARTS) %}{% set _ = weights.append("B%d" % i) %}{% endfor %}
+{{def_kernel(*(["A"] + weights + epilogue_args + maxima))}}
     M = {{size("A", -2)}}
     {{- tiles_along_n()}}
     {{- along_k()}}
@@ -96,10 +97,10 @@ SOURCE = (
     {%- endif %}
     {{- a_descriptor("A", size("A", 0))}}
     {%- if JOINED %}
-    # From the factor that lies first to the other one, in units of 16 bytes. Tiles of both come at
-    # once, unless no stride reaches from one to the other. Then all of the first one is multiplied
-    # before the other one, each beside zeros: the third dimension has one element, and a tile
-    # begins at it or one before. The other one lies a stride times 1024, and another one, away.
+    # Distance between the two weights in units of 16 bytes. A tile of both is one load, unless the
+    # distance exceeds the largest stride. Then all of the lower weight is multiplied before the
+    # upper one, each next to zeros: the third dimension has one element, and a tile begins at it or
+    # one before. The distance is then 1024 times the first stride plus the second one.
     apart = (B1.to(tl.int64) - B0.to(tl.int64)) // 16
     flipped = apart < 0
     lower_factor = B0
@@ -122,7 +123,7 @@ SOURCE = (
     )
     ALONG_K = tl.cdiv(K, BLOCK_K) * BLOCK_K
     {%- else %}
-    {%- for name in factors %}
+    {%- for name in weights %}
     {{- b_descriptor(name, size(name, 0), loop.index0)}}
     {%- endfor %}
     {%- endif %}
@@ -133,8 +134,8 @@ SOURCE = (
     tiles = matrix{{" * " ~ size("A", 0) if BATCHED else " * SPLIT_K" if SPLIT_K > 1}}
     begin = tl.program_id(0).to(INDEX_DTYPE)
     {%- if STREAM_K %}
-    # All rounds but the last whole one, of whole tiles; then this CTA's share of the steps of all
-    # other tiles. It has no less than a tile, so that no tile is shared by more than two.
+    # Whole tiles in all rounds before the last whole one; then this CTA's share of the steps of all
+    # other tiles. It is at least one tile, so that no tile is shared by more than two CTAs.
     STEPS = tl.cdiv(K, BLOCK_K)
     ctas = tl.num_programs(0)
     rounds = tl.maximum(tiles // ctas - 1, 0)
@@ -146,7 +147,8 @@ SOURCE = (
     pieces = tl.cdiv(last_step, STEPS) - first_shared
     {%- endif %}
     {%- if FLATTEN %}
-    # Of the tile that is stored, so that nothing of it has to be kept while the next one is loaded.
+    # Index of the tile that is stored: all else that it needs is computed again, and not live while
+    # the next tile is loaded.
     stored = begin - tl.num_programs(0)
     {%- endif %}
     {%- if PDL %}

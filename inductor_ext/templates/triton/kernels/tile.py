@@ -13,7 +13,7 @@ The kernel of the templates `splitk`, `cp_async` and `mixed`:
   diagonal of a @ a^T), and the accumulators are scaled once; only the norm's weight is multiplied
   into a first;
 - LayerNorm of a can be fused (`STANDARDIZE`, Ba et al. 2016): a first pass over the rows computes
-  mean and deviation. The second pass reads the rows from L2, standardizes them in float32, with
+  mean and deviation. The second pass reads the rows from L2, normalizes them in float32, with
   weight and bias, and rounds them once, as a separate kernel would. Subtracting mean(x) * (w @ B)
   from (x * w) @ B instead would need no first pass; but if a mean is large relative to the
   deviation, what is left of the difference is rounding errors of operands with 8 or 11 bits of
@@ -48,12 +48,12 @@ SOURCE = (
     + common.ARGUMENTS
     + dequantize.MACROS
     + r"""
-{#- Words of two neighbours along K, as which a is read where b has pairs. #}
+{#- The two elements, adjacent along K, of each word of a, as which a is read if b is packed. #}
 {%- macro halves(word, even, odd, name) %}
         {{even}} = ({{word}} & 0xFFFF).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
         {{odd}} = ({{word}} >> 16).to(tl.int16).to({{name}}.dtype.element_ty, bitcast=True)
 {%- endmacro %}
-{{def_kernel(*(["A"] + factors + extra + maxima))}}
+{{def_kernel(*(["A"] + weights + extra + maxima))}}
     M = {{size("A", -2)}}
     K = {{size("A", -1)}}
     {{- tiles_along_n()}}
@@ -110,8 +110,8 @@ SOURCE = (
     A = A + q * {{stride("A", 0)}}
     B = B + q * {{stride("B0", 0)}}
     {%- endif %}
-    {#- Scalars that walk along K, and offsets within a tile that stay: addresses that walk take two
-        registers, and instructions, for each load of a thread. #}
+    {#- Only scalars advance along K, offsets within a tile are constant: advancing addresses would
+        take two registers, and instructions, for each load of a thread. #}
     tile_m = tl.arange(0, BLOCK_M).to(INDEX_DTYPE)
     tile_n = tl.arange(0, COLUMNS).to(INDEX_DTYPE)
     {%- if packed %}
@@ -154,9 +154,9 @@ SOURCE = (
         {%- endif %}
         {%- if NORMALIZE and packed %}{{halves("a", "even", "odd", "A")}}{% endif %}
         {%- if NORMALIZE %}
-        {%- for each in (("even", "odd") if packed else ("a",)) %}
+        {%- for rows in (("even", "odd") if packed else ("a",)) %}
         {%- set transposed = "tl.trans(%s), %s" if SWAP else "%s, tl.trans(%s)" %}
-        squares = tl.dot({{transposed % (each, each)}}, squares, allow_tf32=ALLOW_TF32)
+        squares = tl.dot({{transposed % (rows, rows)}}, squares, allow_tf32=ALLOW_TF32)
         {%- endfor %}
         {%- endif %}
         {%- if WEIGHTED and packed %}
@@ -182,14 +182,14 @@ SOURCE = (
         w_at += BLOCK_K
         {%- endif %}
         {%- if DEQUANTIZE != "''" %}
-        {%- for each, i in ((("b", "0"), ("c", "1")) if GATED else (("b", ""),)) %}
-        {#- Which arguments hold what is shared, and which tell the strides. #}
+        {%- for tile, i in ((("b", "0"), ("c", "1")) if GATED else (("b", ""),)) %}
+        {#- `like`: suffix of the arguments whose strides all scales and zero points have. #}
         {%- set like = "0" if PARTS > 1 else "" %}
         {%- if SCALES == "'group'" %}
         {{- shared("scale", "S" ~ i, "S" ~ like, SCALE_WORDS)}}
         {%- endif %}
         {%- if ZEROS %}{{shared("zero", "Z" ~ i, "Z" ~ like, ZERO_WORDS)}}{% endif %}
-        {{- convert(each)}}
+        {{- convert(tile)}}
         {%- endfor %}
         {%- endif %}
         {%- set imprecise = ", max_num_imprecise_acc=IMPRECISE" if IMPRECISE else "" %}
