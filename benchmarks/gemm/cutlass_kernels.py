@@ -67,8 +67,8 @@ class Case:
 def _case(
     problem: GemmProblem, eager: Callable[..., torch.Tensor], value: Node, *inputs: Tensor
 ) -> Case:
-    told = tuple(filter(None, (inp.behind for inp in inputs)))
-    fused = dataclasses.replace(problem, epilogue=Fused(told, len(told)))
+    fused_inputs = tuple(filter(None, (inp.epilogue_input for inp in inputs)))
+    fused = dataclasses.replace(problem, epilogue=Fused(fused_inputs, len(fused_inputs)))
     return Case(fused, Epilogue(((problem.out, value),), inputs), eager)
 
 

@@ -131,11 +131,11 @@ def _ahead(times: Sequence[Sequence[float]], alive: Sequence[int], margin: float
     best = min(alive, key=medians.__getitem__)
     error = _standard_error(times[best])
 
-    def behind(index: int) -> bool:
+    def is_behind(index: int) -> bool:
         doubt = 3 * math.hypot(error, _standard_error(times[index]))
         return medians[index] > margin * medians[best] + doubt
 
-    return [index for index in alive if not behind(index)]
+    return [index for index in alive if not is_behind(index)]
 
 
 def _settled(times: Sequence[Sequence[float]], alive: Sequence[int]) -> bool:

@@ -9,6 +9,7 @@ boards that are not listed.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,9 +169,9 @@ class Device:
 
 def _device(
     name: str,
+    *,
     capability: tuple[int, int],
     sms: int,
-    *,
     shared: int,
     l2: float,
     bandwidth: float,
@@ -180,6 +181,9 @@ def _device(
     """Return a `KNOWN` entry from datasheet numbers.
 
     Args:
+        name: as the driver reports it.
+        capability: compute capability, major and minor.
+        sms: number of multiprocessors.
         shared: maximum shared memory per block with opt-in, KiB; an SM has 1 KiB more.
         l2: MiB.
         bandwidth: TB/s (1e12 bytes/s).
@@ -207,114 +211,47 @@ def _device(
 # Shared memory per capability: CUDA C++ programming guide, table of technical specifications (8.0:
 # 163 KiB per block, 8.9: 99, 9.0 and 10.0: 227). Since Ada and Hopper, NVIDIA's datasheets state
 # throughput with 2:4 sparsity; it is halved here.
+_ampere = functools.partial(_device, capability=(8, 0), shared=163)
+_ada = functools.partial(_device, capability=(8, 9), shared=99)
+_hopper = functools.partial(_device, capability=(9, 0), shared=227)
+_blackwell = functools.partial(_device, capability=(10, 0), shared=227)
+
+# NVIDIA A100 datasheet (2021): 312 / 156 / - / 624, float32 19.5. 40 MB of L2, 108 SMs: A100
+# whitepaper.
+_a100 = functools.partial(_ampere, sms=108, l2=40, tflops=(312, 156, 0, 624), fma=19.5)
+
+# NVIDIA H100 datasheet: 1979 / 989 / 3958 / 3958 sparse, float32 67. 132 SMs: H100 whitepaper and
+# the driver.
+_h100_sxm = functools.partial(_hopper, sms=132, tflops=(989.4, 494.7, 1979, 1979), fma=67)
+
 KNOWN: tuple[Device, ...] = (
-    # NVIDIA A100 datasheet (2021): 312 / 156 / - / 624, float32 19.5; 1.555 TB/s with 40 GB,
-    # 2.039 with 80 GB (SXM), 1.935 with 80 GB (PCIe); 40 MB of L2, 108 SMs: A100 whitepaper.
-    _device(
-        "NVIDIA A100-SXM4-40GB",
-        (8, 0),
-        108,
-        shared=163,
-        l2=40,
-        bandwidth=1.555,
-        tflops=(312, 156, 0, 624),
-        fma=19.5,
+    # A100 datasheet: 1.555 TB/s with 40 GB, 2.039 with 80 GB (SXM), 1.935 with 80 GB (PCIe).
+    _a100("NVIDIA A100-SXM4-40GB", bandwidth=1.555),
+    _a100("NVIDIA A100-SXM4-80GB", bandwidth=2.039),
+    _a100("NVIDIA A100-PCIE-40GB", bandwidth=1.555),
+    _a100("NVIDIA A100 80GB PCIe", bandwidth=1.935),
+    # H100 datasheet: SXM 3.35 TB/s; PCIe 1513 / 756 / 3026 / 3026 sparse, float32 51, 2.0 TB/s; NVL
+    # 1671 / 835 / 3341 / 3341 sparse, 60, 3.9 TB/s. 114 SMs (PCIe), 132 (NVL), 50 MB of L2: H100
+    # whitepaper and the driver.
+    _h100_sxm("NVIDIA H100 80GB HBM3", l2=50, bandwidth=3.35),
+    _hopper(
+        "NVIDIA H100 PCIe", sms=114, l2=50, bandwidth=2.0, tflops=(756, 378, 1513, 1513), fma=51
     ),
-    _device(
-        "NVIDIA A100-SXM4-80GB",
-        (8, 0),
-        108,
-        shared=163,
-        l2=40,
-        bandwidth=2.039,
-        tflops=(312, 156, 0, 624),
-        fma=19.5,
-    ),
-    _device(
-        "NVIDIA A100-PCIE-40GB",
-        (8, 0),
-        108,
-        shared=163,
-        l2=40,
-        bandwidth=1.555,
-        tflops=(312, 156, 0, 624),
-        fma=19.5,
-    ),
-    _device(
-        "NVIDIA A100 80GB PCIe",
-        (8, 0),
-        108,
-        shared=163,
-        l2=40,
-        bandwidth=1.935,
-        tflops=(312, 156, 0, 624),
-        fma=19.5,
-    ),
-    # NVIDIA H100 datasheet: SXM 1979 / 989 / 3958 / 3958 sparse, float32 67, 3.35 TB/s; PCIe
-    # 1513 / 756 / 3026 / 3026 sparse, 51, 2.0 TB/s; NVL 1671 / 835 / 3341 / 3341 sparse, 60,
-    # 3.9 TB/s. SMs 132, 114 and 132, L2 50 MB: H100 whitepaper and the driver.
-    _device(
-        "NVIDIA H100 80GB HBM3",
-        (9, 0),
-        132,
-        shared=227,
-        l2=50,
-        bandwidth=3.35,
-        tflops=(989.4, 494.7, 1979, 1979),
-        fma=67,
-    ),
-    _device(
-        "NVIDIA H100 PCIe",
-        (9, 0),
-        114,
-        shared=227,
-        l2=50,
-        bandwidth=2.0,
-        tflops=(756, 378, 1513, 1513),
-        fma=51,
-    ),
-    _device(
-        "NVIDIA H100 NVL",
-        (9, 0),
-        132,
-        shared=227,
-        l2=50,
-        bandwidth=3.9,
-        tflops=(835, 417, 1670, 1670),
-        fma=60,
+    _hopper(
+        "NVIDIA H100 NVL", sms=132, l2=50, bandwidth=3.9, tflops=(835, 417, 1670, 1670), fma=60
     ),
     # NVIDIA H200 datasheet: throughput of the H100 SXM, 4.8 TB/s. 60 MB of L2: the driver. The
     # sustained rates (800 TFLOP/s, 4.25 TB/s) were measured on this device.
-    _device(
-        "NVIDIA H200",
-        (9, 0),
-        132,
-        shared=227,
-        l2=60,
-        bandwidth=4.8,
-        tflops=(989.4, 494.7, 1979, 1979),
-        fma=67,
-    ),
+    _h100_sxm("NVIDIA H200", l2=60, bandwidth=4.8),
     # NVIDIA L4 datasheet: 242 / 120 / 485 / 485 sparse, float32 30.3, 300 GB/s. 58 SMs and 48 MB of
     # L2: Ada whitepaper.
-    _device(
-        "NVIDIA L4",
-        (8, 9),
-        58,
-        shared=99,
-        l2=48,
-        bandwidth=0.3,
-        tflops=(121, 60, 242.5, 242.5),
-        fma=30.3,
-    ),
+    _ada("NVIDIA L4", sms=58, l2=48, bandwidth=0.3, tflops=(121, 60, 242.5, 242.5), fma=30.3),
     # NVIDIA Ada GPU architecture whitepaper, appendix A: 165.2 with float32 accumulators (twice
-    # that with float16 ones), tf32 82.6, fp8 330.3, int8 660.6, float32
-    # 82.6; 1.008 TB/s, 72 MB of L2, 128 SMs.
-    _device(
+    # that with float16 ones), tf32 82.6, fp8 330.3, int8 660.6, float32 82.6; 1.008 TB/s, 72 MB of
+    # L2, 128 SMs.
+    _ada(
         "NVIDIA GeForce RTX 4090",
-        (8, 9),
-        128,
-        shared=99,
+        sms=128,
         l2=72,
         bandwidth=1.008,
         tflops=(165.2, 82.6, 330.3, 660.6),
@@ -322,15 +259,8 @@ KNOWN: tuple[Device, ...] = (
     ),
     # NVIDIA HGX B200 datasheet, one of eight: 4.5 / 2.2 / 9 / 9 PFLOP/s sparse, float32 75. 148
     # SMs, 126.5 MB of L2 and 7.67 TB/s (7680 bits at 3996 MHz): the driver.
-    _device(
-        "NVIDIA B200",
-        (10, 0),
-        148,
-        shared=227,
-        l2=126.5,
-        bandwidth=7.67,
-        tflops=(2250, 1100, 4500, 4500),
-        fma=75,
+    _blackwell(
+        "NVIDIA B200", sms=148, l2=126.5, bandwidth=7.67, tflops=(2250, 1100, 4500, 4500), fma=75
     ),
 )
 

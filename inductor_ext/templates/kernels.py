@@ -58,7 +58,7 @@ def of_kernel(problem: GemmProblem) -> GemmProblem:
     out = tree.outputs[0][0]
     epilogue = dataclasses.replace(
         problem.epilogue,
-        inputs=tuple(filter(None, (inp.behind for inp in tree.inputs))),
+        inputs=tuple(filter(None, (inp.epilogue_input for inp in tree.inputs))),
         pointwise=tree.operations,
         out=out if out != problem.out else None,
     )

@@ -325,8 +325,8 @@ class GemmProblem:
         """The dtype in which a is multiplied: a's own, or b's with a LayerNorm, whose input is
         float32 under autocast.
         """
-        standardized = self.norm is not None and self.norm.kind == "layer"
-        return self.b.dtype if standardized else self.a.dtype
+        has_layer_norm = self.norm is not None and self.norm.kind == "layer"
+        return self.b.dtype if has_layer_norm else self.a.dtype
 
     @functools.cached_property
     def k_major(self) -> bool:

@@ -142,11 +142,11 @@ def _tree_inputs(problem: GemmProblem, tree: Tree, bound: float) -> Iterator[Inp
         zip(OperatorPart.of(problem, tree).scales, _scale_units(problem, bound), strict=False)
     )
     for index, inp in enumerate(tree.inputs):
-        if inp.behind is None:
+        if inp.epilogue_input is None:
             (tensor,) = _weight_scales(problem, bound)
             yield dataclasses.replace(tensor, name=f"input{index}_0")
             continue
-        (tensor,) = _epilogue_tensors(problem, index, inp.behind)
+        (tensor,) = _epilogue_tensors(problem, index, inp.epilogue_input)
         if index in scaled:
             unit = scaled[index]
             tensor = dataclasses.replace(tensor, low=0.5 * unit, high=1.5 * unit)
@@ -299,7 +299,7 @@ def _value_range(problem: GemmProblem, index: int, input_: EpilogueInput) -> tup
     added = is_added(problem, index, input_)
     low, high = (-1.0, 1.0) if added else (0.5, 1.5)
     if problem.operation == "int_mm":
-        first = first_factor(problem)
+        first = first_multiplied_input(problem)
         if index == first:
             low, high = low * accumulator_unit(problem), high * accumulator_unit(problem)
         elif is_integer(input_) and (first is None or index < first):
@@ -352,14 +352,14 @@ def is_added(problem: GemmProblem, index: int, input_: EpilogueInput) -> bool:
     return input_.broadcast in ("matrix", "row")
 
 
-def first_factor(problem: GemmProblem) -> int | None:
+def first_multiplied_input(problem: GemmProblem) -> int | None:
     """Return the index of the first epilogue input that multiplies, not counting fp8 scales."""
     inputs = enumerate(epilogue_inputs(problem))
     return next((index for index, inp in inputs if not is_added(problem, index, inp)), None)
 
 
 def accumulator_unit(problem: GemmProblem) -> float:
-    """Return the factor that gives accumulators of int8 products variance 1.
+    """Return the scale that gives accumulators of int8 operands variance 1.
 
     Without it they exceed the range of float16.
     """

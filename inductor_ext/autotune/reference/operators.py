@@ -120,7 +120,7 @@ class PlainOperators:
     def positive(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor > 0
 
-    def product(
+    def matmul(
         self,
         a: torch.Tensor,
         b: torch.Tensor,
@@ -131,11 +131,11 @@ class PlainOperators:
     ) -> torch.Tensor:
         operation, fp8 = self.problem.operation, self.problem.a.dtype in FP8
         fast = self.problem.fast_accumulation
-        product: torch.Tensor
+        result: torch.Tensor
         if operation == "int_mm":
-            product = torch._int_mm(a, b)
+            result = torch._int_mm(a, b)
         elif operation == "grouped" and fp8:
-            product = torch._scaled_grouped_mm(
+            result = torch._scaled_grouped_mm(
                 a,
                 b,
                 tensors["scale_a"],
@@ -145,9 +145,9 @@ class PlainOperators:
                 use_fast_accum=fast,
             )
         elif operation == "grouped":
-            product = torch._grouped_mm(a, b, offs=tensors["ends"], out_dtype=self.out)
+            result = torch._grouped_mm(a, b, offs=tensors["ends"], out_dtype=self.out)
         elif fp8:
-            product = torch._scaled_mm(
+            result = torch._scaled_mm(
                 a,
                 b,
                 tensors["scale_a"],
@@ -156,14 +156,14 @@ class PlainOperators:
                 out_dtype=self.out,
                 use_fast_accum=fast,
             )
-            return product
+            return result
         elif bias is not None and bias.dtype == self.out == a.dtype:
             add = torch.addmm if operation == "addmm" else torch.baddbmm
             return add(bias, a, b, alpha=alpha, beta=beta)
         else:
             multiply = torch.bmm if operation in BATCHED else torch.mm
-            product = multiply(a, b) if self.out == a.dtype else multiply(a, b, self.out)
-        return product if bias is None else product + bias
+            result = multiply(a, b) if self.out == a.dtype else multiply(a, b, self.out)
+        return result if bias is None else result + bias
 
 
 class ExactOperators:
@@ -187,7 +187,7 @@ class ExactOperators:
         """Return the value itself; its distance from 0 is the error of a wrong bool."""
         return tensor
 
-    def product(
+    def matmul(
         self,
         a: torch.Tensor,
         b: torch.Tensor,
@@ -197,38 +197,38 @@ class ExactOperators:
         beta: float = 1,
     ) -> torch.Tensor:
         if self.problem.operation == "grouped":
-            product = self._grouped(a, b, tensors)
+            result = self._grouped(a, b, tensors)
         else:
-            product = a @ b
+            result = a @ b
             if "scale_a" in tensors:
-                product = product * tensors["scale_a"] * tensors["scale_b"]
-        return product if bias is None else alpha * product + beta * bias
+                result = result * tensors["scale_a"] * tensors["scale_b"]
+        return result if bias is None else alpha * result + beta * bias
 
     def _grouped(self, a: torch.Tensor, b: torch.Tensor, tensors: Any) -> torch.Tensor:
         ends = tensors["ends"].tolist()
         spans = [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
         scaled = "scale_a" in tensors
         if self.problem.divided == "n":
-            product = torch.cat([a[g] @ b[:, span] for g, span in enumerate(spans)], 1)
+            result = torch.cat([a[g] @ b[:, span] for g, span in enumerate(spans)], 1)
             if scaled:
                 counts = tensors["ends"].diff(prepend=tensors["ends"].new_zeros(1))
                 rows = tensors["scale_a"][:, self.rows].repeat_interleave(counts, 0)
-                product = product * rows.t() * tensors["scale_b"]
-            return product
+                result = result * rows.t() * tensors["scale_b"]
+            return result
         if self.problem.divided == "k":
-            product = torch.stack([a[:, span] @ b[span] for span in spans])
+            result = torch.stack([a[:, span] @ b[span] for span in spans])
             if scaled:
                 rows, columns = (
                     tensors[name].view(len(spans), -1) for name in ("scale_a", "scale_b")
                 )
-                product = product * rows[:, self.rows, None] * columns[:, None]
-            return product
-        product = a.new_empty(a.shape[0], b.shape[2])
+                result = result * rows[:, self.rows, None] * columns[:, None]
+            return result
+        result = a.new_empty(a.shape[0], b.shape[2])
         for group, span in enumerate(spans):
             indices = ((self.rows >= span.start) & (self.rows < span.stop)).nonzero()[:, 0]
             rows = a[indices] @ b[group]
-            product[indices] = rows * tensors["scale_b"][group] if scaled else rows
-        return product * tensors["scale_a"][self.rows, None] if scaled else product
+            result[indices] = rows * tensors["scale_b"][group] if scaled else rows
+        return result * tensors["scale_a"][self.rows, None] if scaled else result
 
 
 Operators = PlainOperators | ExactOperators

@@ -12,7 +12,7 @@ from inductor_ext.autotune.reference.inputs import (
     accumulator_unit,
     columns_per_weight,
     epilogue_inputs,
-    first_factor,
+    first_multiplied_input,
     is_added,
     is_bias,
     program_inputs,
@@ -117,25 +117,25 @@ def _evaluate(
         return evaluate_tree(problem, tree, tensors, ops)
     if problem.norm is not None:
         a = _normalize(problem, a, tensors, ops)
-    products = []
+    results = []
     for part in range(len(columns_per_weight(problem))):
         bias = None
         if is_bias(problem, 0):
             bias = _epilogue_operand(tensors, 0, part)
         if problem.operation == "mixed":
-            products.append(_dequantized_matmul(problem, a, part, tensors, ops))
+            results.append(_dequantized_matmul(problem, a, part, tensors, ops))
         else:
             part_tensors = (
                 {**tensors, "scale_b": tensors[f"scale_b{part}"]}
                 if "scale_b0" in tensors
                 else tensors
             )
-            products.append(ops.product(a, tensors[f"b{part}"], bias, part_tensors))
+            results.append(ops.matmul(a, tensors[f"b{part}"], bias, part_tensors))
     if problem.epilogue.gated:
-        gate, up = _gate_and_up(problem, products)
-        products = [ACTIVATIONS[problem.details.activation](gate) * up]
+        gate, up = _gate_and_up(problem, results)
+        results = [ACTIVATIONS[problem.details.activation](gate) * up]
     results = [
-        _apply_epilogue(problem, product, part, tensors) for part, product in enumerate(products)
+        _apply_epilogue(problem, result, part, tensors) for part, result in enumerate(results)
     ]
     stored = [convert_stored(problem, result, ops) for result in results]
     reduced = [
@@ -149,12 +149,12 @@ def _evaluate(
 
 
 def _gate_and_up(
-    problem: GemmProblem, products: Sequence[torch.Tensor]
+    problem: GemmProblem, results: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if problem.details.packed_first is None:
-        gate, up = products
+        gate, up = results
         return gate, up
-    (whole,) = products
+    (whole,) = results
     first, second = whole.chunk(2, dim=-1)
     return (first, second) if problem.details.packed_first == "gate" else (second, first)
 
@@ -206,11 +206,11 @@ def _dequantized_matmul(
         zeros = None if zero is None else expand_groups(zero.to(a.dtype), problem)
         weight = weight if zeros is None else weight - zeros
         weight = ops.narrow(weight * expand_groups(scale, problem).to(a.dtype), ops.a_dtype)
-        return ops.product(a, weight.t(), None, tensors)
+        return ops.matmul(a, weight.t(), None, tensors)
     if zero is not None:
         weight = weight - zero.to(a.dtype).unsqueeze(-1)
-    product = ops.product(a, weight.t(), None, tensors)
-    return product if scale is None else product * scale.to(a.dtype)
+    result = ops.matmul(a, weight.t(), None, tensors)
+    return result if scale is None else result * scale.to(a.dtype)
 
 
 def _epilogue_operand(tensors: Mapping[str, torch.Tensor], index: int, part: int) -> torch.Tensor:
@@ -230,7 +230,7 @@ def _apply_epilogue(
             continue
         operand = _epilogue_operand(tensors, index, part)
         value = value + operand if is_added(problem, index, inp) else value * operand
-    if sums and first_factor(problem) is None:
+    if sums and first_multiplied_input(problem) is None:
         value = value * accumulator_unit(problem)
     return apply_pointwise(value, problem.epilogue.pointwise - len(problem.epilogue.inputs))
 

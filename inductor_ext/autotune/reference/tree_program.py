@@ -114,8 +114,8 @@ def evaluate_tree(
     start = operator_part.node if adds or operator_part.bias is None else ACCUMULATOR
     parameters = _parameter_values(tree, start)
     alpha, beta = (
-        1 if factor is None else parameters[factor.index]
-        for factor in (operator_part.alpha, operator_part.beta)
+        1 if node is None else parameters[node.index]
+        for node in (operator_part.alpha, operator_part.beta)
     )
     bias = inputs[operator_part.bias] if adds and operator_part.bias is not None else None
     operands = dict(tensors)
@@ -128,9 +128,9 @@ def evaluate_tree(
         operands |= zip(
             ("scale_a", "scale_b"), (inputs[scale] for scale in operator_part.scales), strict=True
         )
-    product = ops.product(tensors["a"], b, bias, operands, alpha, beta)
+    result = ops.matmul(tensors["a"], b, bias, operands, alpha, beta)
     first, *others = tree.evaluate(
-        None, inputs, parameters, known={start: product}, exact=isinstance(ops, ExactOperators)
+        None, inputs, parameters, known={start: result}, exact=isinstance(ops, ExactOperators)
     )
     rest = inputs_outside_tree(problem, tree)
     for index, inp in enumerate(rest, len(tree.inputs)):

@@ -66,9 +66,9 @@ class CutlassMatch:
             epilogue = dataclasses.replace(problem.epilogue, tree=tree)
             return dataclasses.replace(problem, epilogue=epilogue)
         inputs = {
-            node: behind
+            node: epilogue_input
             for node, inp in zip(self.epilogue.inputs, tree.inputs, strict=True)
-            if (behind := inp.behind) is not None
+            if (epilogue_input := inp.epilogue_input) is not None
         }
         operations = tree.operations
         if problem.dequant is not None and problem.dequant.scales_accumulators:

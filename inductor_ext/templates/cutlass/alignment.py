@@ -70,10 +70,10 @@ def _divisor(value: Any) -> int:
     if isinstance(value, int) or value.is_number:
         return int(value)
     terms = value.expand().as_ordered_terms()
-    products = [term.as_coeff_Mul() for term in terms]
-    if not all(symbols.is_integer for _, symbols in products):
+    pairs = [term.as_coeff_Mul() for term in terms]
+    if not all(symbols.is_integer for _, symbols in pairs):
         return _UNKNOWN
-    common = math.gcd(*(int(factor) for factor, _ in products))
+    common = math.gcd(*(int(coefficient) for coefficient, _ in pairs))
     return common if common > 1 else _UNKNOWN
 
 

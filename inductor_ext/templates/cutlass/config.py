@@ -27,10 +27,7 @@ from inductor_ext.templates.problem import GemmProblem, read
 from inductor_ext.templates.tensors import DTYPE_BITS, FP8, ceiling, require, size_of
 
 Mainloop = Literal[
-    "multistage",
-    "warpspecialized",
-    "warpspecialized_pingpong",
-    "warpspecialized_cooperative",
+    "multistage", "warpspecialized", "warpspecialized_pingpong", "warpspecialized_cooperative"
 ]
 """How loads and MMAs are divided among warps. `multistage`: all warps do both, with cp.async.
 `warpspecialized`: one warpgroup loads by TMA, one does MMAs; `_pingpong`: two consumer warpgroups

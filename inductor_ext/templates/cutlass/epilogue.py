@@ -72,7 +72,7 @@ class Tensor:
     """Alignment of each row's address, in elements."""
 
     @property
-    def behind(self) -> EpilogueInput | None:
+    def epilogue_input(self) -> EpilogueInput | None:
         """The tensor as an input of a problem's epilogue; None for group scales, which are not."""
         return None if self.broadcast == "group" else EpilogueInput(self.dtype, self.broadcast)
 

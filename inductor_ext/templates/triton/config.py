@@ -129,7 +129,7 @@ class GemmConfig:
         """Columns of a tile as the tensor cores see it."""
         return self.block_m if self.swap_ab else self.block_n
 
-    def product_m(self, problem: GemmProblem) -> int:
+    def matmul_m(self, problem: GemmProblem) -> int:
         """Return the rows of one matmul as the tensor cores see it.
 
         Gate and up projection are two matmuls with half of the tile's columns each.
@@ -145,7 +145,7 @@ class GemmConfig:
         adjacent = self.tma and not self.swap_ab and problem.b.layout == "column"
         return problem.epilogue.gated and adjacent
 
-    def product_n(self, problem: GemmProblem) -> int:
+    def matmul_n(self, problem: GemmProblem) -> int:
         """Return the columns of one matmul as the tensor cores see it."""
         halved = problem.epilogue.gated and not self.swap_ab and not self.joins(problem)
         return self.mma_n // 2 if halved else self.mma_n
@@ -375,7 +375,7 @@ def warpgroup_mma(problem: GemmProblem, config: GemmConfig, device: Device) -> b
     return (
         device.capability[0] in (9, 10)
         and TEMPLATES[config.template].tensor_cores
-        and config.product_m(problem) >= 64
+        and config.matmul_m(problem) >= 64
         and config.num_warps % 4 == 0
         and problem.arithmetic != "fma"
         and (problem.arithmetic == "half" or problem.k_major)

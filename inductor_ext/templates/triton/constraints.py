@@ -56,7 +56,7 @@ def _prologue_words(problem: GemmProblem) -> str:
         return "dequantize"
     if problem.dequant is not None:
         return "normalize a and dequantize b"
-    return "normalize" if problem.norm.kind == "rms" else "standardize"
+    return "normalize" if problem.norm.kind == "rms" else "apply a LayerNorm"
 
 
 @_constraint()
@@ -191,7 +191,7 @@ def least_block_k(problem: GemmProblem) -> int:
 def _check_warpgroups(problem: GemmProblem, config: GemmConfig, device: Device) -> str | None:
     """A warpgroup's wgmma has 64 rows; K is contiguous unless the dtype has 16 bits."""
     groups = max(1, config.consumer_warps // 4)
-    rows = config.product_m(problem)
+    rows = config.matmul_m(problem)
     if config.num_warps % 4:
         return f"wgmma needs whole groups of four warps, and there are {config.num_warps} warps"
     if rows < 64 * groups:

@@ -38,7 +38,7 @@ class Constants:
 
     The defaults are fitted to 2213 kernels of 30 problems on an H200, with torch 2.11 and Triton
     3.6.0: bfloat16, M from 1 to 4096; plain, gated, normalized, with fused weights, and batched.
-    These do not determine `convert`, `standardize`, `specialized`, `gap` and `fused_gap`, which
+    These do not determine `convert`, `layer_norm`, `specialized`, `gap` and `fused_gap`, which
     were set by hand; `rows` was set from 16x4096x4095 and 64x4097x4095. `beside` and `lonely` are
     fitted to 64 kernels with M of 1 and 16 and int8 weights on an H100 and an H200;
     `store_descriptor` and `async_store` to the differences within 47 pairs of kernels with and
@@ -98,9 +98,9 @@ class Constants:
     """Operations to normalize one element in a kernel that also dequantizes b."""
     lonely: float = 12.5
     """Throughput of these operations that an SM loses to stalls and issue, in units of one warp."""
-    standardize: float = 5.0
+    layer_norm: float = 5.0
     """Operations per element to accumulate mean and deviation of its row, and the same number to
-    standardize it; each warp repeats the latter for the rows that it multiplies."""
+    normalize it; each warp repeats the latter for the rows that it multiplies."""
     folding: float = 0.1
     """Microseconds per output element to reduce the partial results of a CTA's threads, without
     tensor cores."""
@@ -182,7 +182,7 @@ class Case:
         norm = problem.norm and problem.norm.kind
         self.converts_a = norm == "rms"
         self.converts_b = problem.dequant is not None
-        self.standardizes = norm == "layer"
+        self.has_layer_norm = norm == "layer"
         self.columns_share = problem.columns / problem.n
 
 
@@ -263,7 +263,7 @@ def _predict(case: Case, config: GemmConfig, c: Constants) -> Prediction:
         launch += c.descriptors
     if config.tma_store:
         launch += c.store_descriptor
-    if case.standardizes:
+    if case.has_layer_norm:
         launch += rounds * _statistics_time(case, config, c, resident)
     sm_time = compute + epilogue
     kernel_time = blend((sm_time, memory), c)
@@ -280,7 +280,7 @@ def _statistics_time(case: Case, config: GemmConfig, c: Constants, resident: int
     """Return the microseconds of the first pass over the rows of the tiles resident on an SM."""
     elements = resident * config.block_m * case.problem.k
     load_time = elements * case.a_bits / 8 / c.l2_rate
-    return c.latency + (load_time + elements * c.standardize / (case.fma_rate / 2)) * 1e6
+    return c.latency + (load_time + elements * c.layer_norm / (case.fma_rate / 2)) * 1e6
 
 
 def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> float:
@@ -298,10 +298,10 @@ def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> fl
     elif case.converts_a:
         redundancy = warps * _WARP_TILE / m**2 - 1 if tensor_cores else 0.0
         operations += m * k * (c.normalize + c.handed * max(0.0, redundancy))
-    if case.standardizes:
+    if case.has_layer_norm:
         exclusive = not tensor_cores or warpgroup_mma(case.problem, config, case.device)
         # Warps are arranged along N, each with at least 16 rows.
-        operations += m * k * c.standardize * (1.0 if exclusive else max(1.0, 16 * warps / m))
+        operations += m * k * c.layer_norm * (1.0 if exclusive else max(1.0, 16 * warps / m))
     if not tensor_cores:
         operations += (m + n) * k  # Conversion to float32.
     elif config.gathers(case.problem):
@@ -319,7 +319,7 @@ def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> fl
     if case.problem.arithmetic == "fma":
         old_rate = rate * c.fma
     if warpgroup_mma(case.problem, config, case.device):
-        mma_time = m * n * (1 + c.edge / config.product_n(case.problem)) / rate
+        mma_time = m * n * (1 + c.edge / config.matmul_n(case.problem)) / rate
         if case.problem.prologue is not None:
             mma_time /= c.changed
     else:

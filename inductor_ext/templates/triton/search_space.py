@@ -18,23 +18,11 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import BATCHED, GemmProblem
 from inductor_ext.templates.tensors import DTYPE_BITS, INT32_MAX, ceiling, next_power_of_two
 from inductor_ext.templates.triton.config import GemmConfig, tiles_along_n
-from inductor_ext.templates.triton.constraints import (
-    MOST_ACCUMULATORS,
-    least_block_k,
-    legal,
-)
+from inductor_ext.templates.triton.constraints import MOST_ACCUMULATORS, least_block_k, legal
 from inductor_ext.templates.triton.small_m_constraints import MOST_SUMS
 from inductor_ext.templates.triton.templates import CHUNK_BYTES, STRIP, TEMPLATES, TemplateName
 
-_TILES = (
-    (128, 256),
-    (256, 128),
-    (128, 128),
-    (128, 64),
-    (64, 256),
-    (64, 128),
-    (64, 64),
-)
+_TILES = ((128, 256), (256, 128), (128, 128), (128, 64), (64, 256), (64, 128), (64, 64))
 """Tiles for M above `_SKINNY_ROWS`, as the tensor cores see them."""
 
 _SKINNY_ROWS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inductor_ext.templates.fused_ops import NormKind
@@ -59,6 +59,10 @@ class Template:
 
 _PLAIN = frozenset({"mm", "addmm", "int_mm", "scaled"})
 
+_DIRECT = Template(
+    frozenset({"mixed"}), split_k=True, parts=True, pdl=True, direct=True, fused_reduction=True
+)
+
 TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
     {
         "splitk": Template(
@@ -83,10 +87,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             row_maxima=True,
         ),
         "cp_async": Template(
-            _PLAIN | BATCHED,
-            norms=frozenset({"rms", "layer"}),
-            parts=True,
-            row_maxima=True,
+            _PLAIN | BATCHED, norms=frozenset({"rms", "layer"}), parts=True, row_maxima=True
         ),
         "persistent_tma": Template(
             _PLAIN,
@@ -118,11 +119,7 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             tma_store=True,
         ),
         "grouped": Template(
-            frozenset({"grouped"}),
-            capability=(9, 0),
-            tma="always",
-            persistent=True,
-            swap_ab=True,
+            frozenset({"grouped"}), capability=(9, 0), tma="always", persistent=True, swap_ab=True
         ),
         "mixed": Template(
             frozenset({"mixed"}),
@@ -134,23 +131,8 @@ TEMPLATES: Mapping[str, Template] = types.MappingProxyType(
             fused_reduction=True,
             row_maxima=True,
         ),
-        "direct": Template(
-            frozenset({"mixed"}),
-            split_k=True,
-            parts=True,
-            pdl=True,
-            direct=True,
-            fused_reduction=True,
-        ),
-        "stationary": Template(
-            frozenset({"mixed"}),
-            split_k=True,
-            parts=True,
-            pdl=True,
-            direct=True,
-            stationary=True,
-            fused_reduction=True,
-        ),
+        "direct": _DIRECT,
+        "stationary": replace(_DIRECT, stationary=True),
     }
 )
 """The templates by name; if two are predicted to be equal, the first is preferred.
