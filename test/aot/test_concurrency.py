@@ -18,12 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 import inductor_ext
 from test.support import aot_util
-from test.support.aot_util import DEVICES, Artifact
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
+from test.support.aot_util import Artifact
 
 
 class Layers(nn.Module):

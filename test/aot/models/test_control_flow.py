@@ -17,16 +17,11 @@ from torch.export import Dim
 
 import inductor_ext
 from test.support import aot_util, compile_util
-from test.support.aot_util import DEVICES, Bundle, Case, Cases
+from test.support.aot_util import Bundle, Case, Cases
 
 COND = Cases()
 LOOPS = Cases()
 SCANS = Cases()
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def branching(

@@ -11,15 +11,10 @@ from torch import nn
 from torch.export import Dim
 
 from test.support import aot_util
-from test.support.aot_util import DEVICES, Artifact, Bundle, Case, Cases
+from test.support.aot_util import Artifact, Bundle, Case, Cases
 
 ATEN = Cases()
 CUSTOM = Cases()
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 def ids() -> torch.Tensor:

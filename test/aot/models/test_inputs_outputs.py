@@ -13,15 +13,10 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from test.support import aot_util
-from test.support.aot_util import DEVICES, Artifact, Bundle, Case, Cases
+from test.support.aot_util import Artifact, Bundle, Case, Cases
 
 PLAIN = Cases()
 DTYPES = Cases()
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @PLAIN

@@ -12,16 +12,11 @@ from torch import nn
 from torch.nn import functional
 
 from test.support import aot_util
-from test.support.aot_util import DEVICES, Bundle, Case, Cases
+from test.support.aot_util import Bundle, Case, Cases
 
 MODULES = Cases()
 FROZEN = Cases()
 QUANTIZED = Cases()
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 class Residual(nn.Module):

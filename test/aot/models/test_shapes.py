@@ -16,15 +16,10 @@ import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.signature.signature import Range
 from test.support import aot_util
-from test.support.aot_util import DEVICES, Bundle, Case, Cases
+from test.support.aot_util import Bundle, Case, Cases
 
 DYNAMIC = Cases()
 UNBACKED = Cases()
-
-
-@pytest.fixture(scope="module", params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
 
 
 @DYNAMIC

@@ -1,9 +1,7 @@
-"""Big programs of AOT artifacts in several functions and units: the same program in other words."""
+"""Large programs split into functions and translation units: the same statements in order."""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import pathlib
 import re
 import shutil
@@ -17,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.export import Dim
 
-from inductor_ext import events
-from inductor_ext.cpp_wrapper.build import artifact, compiler
+from inductor_ext.cpp_wrapper.build import compiler
 from inductor_ext.cpp_wrapper.codegen import split_units
 from inductor_ext.cpp_wrapper.codegen.split_units import Section
 from test.support import aot_util, split_programs
@@ -478,41 +475,3 @@ def test_sections_of_a_program_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
         assert launchers == (calls > 0)
         before = unit[: unit.index("class AOTInductorModelKernels ")]
         assert "namespace {" not in before
-
-
-WHOLE = compiler.Unit("/model.wrapper.cpp", "/wrapper.o", "wrapper")
-PARTS = [dataclasses.replace(WHOLE, source=f"/{number}.cpp") for number in range(3)]
-
-
-class TestBuilding:
-    def build(self, broken: set[str]) -> Any:
-        """Compile all sources but these."""
-        from torch._inductor.exc import CppCompileError
-
-        def build(units: list[compiler.Unit]) -> None:
-            build.calls.append([unit.source for unit in units])
-            for unit in units:
-                if unit.source in broken:
-                    raise CppCompileError(["g++"], f"{unit.source} is wrong")
-
-        build.calls = []
-        return build
-
-    def test_parts_that_do_not_compile_are_compiled_whole(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr(events, "_warned", set())
-        build = self.build({"/1.cpp"})
-        with caplog.at_level(logging.WARNING, "inductor_ext"):
-            artifact._build_split(build, WHOLE, PARTS)
-        assert build.calls == [["/0.cpp", "/1.cpp", "/2.cpp"], ["/model.wrapper.cpp"]]
-        assert "/1.cpp is wrong" in caplog.text
-        assert "aot_unit_size=0" in caplog.text
-
-    def test_an_error_of_the_program_is_told(self) -> None:
-        from torch._inductor.exc import CppCompileError
-
-        for parts in (PARTS, [WHOLE]):
-            build = self.build({"/model.wrapper.cpp", "/1.cpp"})
-            with pytest.raises(CppCompileError, match=r"model\.wrapper\.cpp is wrong"):
-                artifact._build_split(build, WHOLE, parts)

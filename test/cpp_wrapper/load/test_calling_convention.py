@@ -1,11 +1,12 @@
-"""Calls for which an artifact was not compiled: an error that names the input, not wrong numbers.
+"""Arguments and results of a call: a wrong call raises an error that names the input.
 
-Each of them is one that stock's artifacts run: with wrong numbers, beyond a tensor's memory or, for
-numbers that vary, not at all.
+Compiled models of Inductor run each of these wrong calls: with wrong results, beyond a tensor's
+memory or, for sizes that vary, not at all.
 """
 
 from __future__ import annotations
 
+import collections
 import copy
 import pathlib
 from collections.abc import Callable
@@ -13,13 +14,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor
 import torch._inductor.package
 from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 import inductor_ext
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper.load.model import LoadedModel
 from test.fuzz import aot_inputs as aot_input_fuzz
 from test.fuzz.aot_inputs import Call, strict_call
+from test.support.loader_models import Nested, Pair, Point, X, nested_inputs
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +208,112 @@ def test_random_calls_with_other_strides_are_right_or_refused(tmp_path: pathlib.
     assert tally.failures == []
     assert tally.right > 100
     assert tally.wrong > 100
+
+
+def test_nested_inputs_and_outputs_are_those_of_the_model(path: str, nested: Nested) -> None:
+    model = inductor_ext.load(path, "nested")
+    for rows in (3, 7):
+        args, kwargs = nested_inputs(rows)
+        ours, eager = model(*args, **kwargs), nested(*args, **kwargs)
+        assert list(ours) == list(eager)
+        assert type(ours["point"]) is Point
+        flat, spec = pytree.tree_flatten(ours)
+        known, known_spec = pytree.tree_flatten(eager)
+        assert spec == known_spec
+        for one, other in zip(flat, known, strict=True):
+            assert type(one) is type(other)
+            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_the_order_of_a_dicts_keys_means_nothing(path: str, nested: Nested) -> None:
+    model = inductor_ext.load(path, "nested")
+    (batch, *args), kwargs = nested_inputs()
+    eager = nested(batch, *args, **kwargs)
+    backwards = dict(reversed(list(batch.items())))
+    for given in (backwards, collections.OrderedDict(backwards)):
+        ours = model(given, *args, **dict(reversed(list(kwargs.items()))))
+        torch.testing.assert_close(ours["total"], eager["total"])
+        torch.testing.assert_close(ours["rest"], eager["rest"])
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, "takes 1 positional argument (x), and was called with 0"),
+        ((X, X), {}, "takes 1 positional argument (x), and was called with 2"),
+        ((), {"x": X}, "takes 1 positional argument (x), and was called with 0"),
+        ((X,), {"y": X}, "takes no keyword arguments; y is not one of them"),
+        ((3,), {}, "input 'x' is 3, and the artifact takes a tensor (float32, ["),
+        ((None,), {}, "input 'x' is None"),
+        (([X],), {}, "input 'x' is of type list"),
+        ((X.numpy(),), {}, "input 'x' is of type ndarray"),
+        ((X.double(),), {}, "float64"),
+        ((X[:, :4],), {}, "dimension 1 is 4"),
+        ((X[:1],), {}, "dimension 0 is 1"),
+        ((X[0],), {}, "1"),
+    ],
+)
+def test_a_wrong_call_names_the_input(
+    model: LoadedModel, args: tuple[Any, ...], kwargs: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(exc.InputMismatchError) as caught:
+        model(*args, **kwargs)
+    assert words in str(caught.value)
+    assert torch.equal(model(X), model(X))
+
+
+def _with(at: int | str, value: object) -> Callable[[list[Any], dict[str, Any]], None]:
+    def change(args: list[Any], kwargs: dict[str, Any]) -> None:
+        if isinstance(at, int):
+            args[at] = value
+        else:
+            kwargs[at] = value
+
+    return change
+
+
+def _without_mask(args: list[Any], kwargs: dict[str, Any]) -> None:
+    del args[0]["mask"]
+
+
+def _deep(args: list[Any], kwargs: dict[str, Any]) -> None:
+    args[0]["ids"][1] = "four"
+
+
+def _short(args: list[Any], kwargs: dict[str, Any]) -> None:
+    args[0]["ids"].pop()
+
+
+def _no_bias(args: list[Any], kwargs: dict[str, Any]) -> None:
+    del kwargs["bias"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_with(3, 5), "input 'times' is 5, and the artifact was compiled for 3"),
+        (_with(3, 3.0), "input 'times' is 3.0, and the artifact was compiled for 3"),
+        (_with(3, True), "input 'times' is True"),
+        (_with(3, torch.tensor(3)), "input 'times' is a tensor (int64, [])"),
+        (_with(4, X), "input 'flag' is a tensor (float32, [4, 8]), and the artifact was compiled"),
+        (_with("mode", "sub"), "input 'mode' is 'sub', and the artifact was compiled for 'add'"),
+        (_with(0, [X]), "input 'batch' is of type list, and the artifact takes a dict with 'ids'"),
+        (_with(1, (X, X)), "input 'point' is of type tuple, and the artifact takes a Point"),
+        (_with(2, X), "input 'pair' is a tensor (float32, [4, 8]), and the artifact takes a Pair"),
+        (_with(2, Pair(X, 3)), "input 'pair.right' is 3"),
+        (_without_mask, "input 'batch' has the keys 'ids', and the artifact takes a dict with"),
+        (_deep, "input 'batch['ids'][1]' is 'four', and the artifact takes a tensor (int64, [4])"),
+        (_short, "input 'batch['ids']' is a list of 1, and the artifact takes a list of 2"),
+        (_no_bias, "takes the keyword arguments bias, mode; bias is missing"),
+        (_with("more", 1), "more is not one of them"),
+    ],
+)
+def test_a_wrong_part_of_a_nested_call_is_named(
+    path: str, change: Callable[[list[Any], dict[str, Any]], None], words: str
+) -> None:
+    args, kwargs = nested_inputs()
+    changed_args = list(args)
+    change(changed_args, kwargs)
+    with pytest.raises(exc.InputMismatchError) as caught:
+        inductor_ext.load(path, "nested")(*changed_args, **kwargs)
+    assert words in str(caught.value)

@@ -1,0 +1,133 @@
+"""The files of a package: where weights are located, and how files are verified."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import re
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor
+
+import inductor_ext
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.load import package_files
+from inductor_ext.cpp_wrapper.load.model import LoadedModel
+from inductor_ext.cpp_wrapper.package import manifest, zip_reader
+from test.support.loader_models import Plain, changed, check
+
+
+def test_weights_are_mapped_where_they_lie(path: str, model: LoadedModel) -> None:
+    with zip_reader.open_package(path) as package:
+        content = manifest.loads(package.read(manifest.PATH), path)
+        place = package.locate(str(content.models["model"].weights))
+    assert place is not None
+    mapped = [line.split() for line in pathlib.Path("/proc/self/maps").read_text().splitlines()]
+    offsets = [int(line[2], 16) for line in mapped if line[-1] == path]
+    assert place[1] in offsets
+    assert all(line[1][3] == "p" for line in mapped if line[-1] == path)
+
+
+@pytest.fixture
+def without_weights(path: str, tmp_path: pathlib.Path) -> tuple[str, str]:
+    """A package without the weights of "model", and the file that has them."""
+    kept = tmp_path / "shared.weights"
+
+    def change(content: dict[str, Any], entries: dict[str, bytes]) -> None:
+        model = content["models"]["model"]
+        name = model["weights"]
+        model["outside"] = content["files"][name]
+        model["weights"] = None
+        kept.write_bytes(entries.pop(name))
+
+    package = tmp_path / "small.pt2"
+    package.write_bytes(changed(path, change).getvalue())
+    return str(package), str(kept)
+
+
+def test_weights_may_live_in_a_file_or_another_package(
+    without_weights: tuple[str, str], path: str, plain: Plain
+) -> None:
+    package, kept = without_weights
+    models = [
+        inductor_ext.load(package, weights=weights) for weights in (kept, pathlib.Path(kept), path)
+    ]
+    for model in models:
+        check(model, plain)
+    assert "shared.weights" in pathlib.Path("/proc/self/maps").read_text()
+
+
+def test_other_weights_are_refused(
+    without_weights: tuple[str, str], path: str, stock_path: str, tmp_path: pathlib.Path
+) -> None:
+    package, kept = without_weights
+    with pytest.raises(exc.ArtifactLoadError, match="its weights are in a separate file"):
+        inductor_ext.load(package)
+    data = bytearray(pathlib.Path(kept).read_bytes())
+    data[3] ^= 1
+    other = tmp_path / "other.weights"
+    other.write_bytes(data)
+    for weights in (other, tmp_path / "none.weights", stock_path):
+        with pytest.raises(exc.ArtifactLoadError, match=re.escape(str(weights))):
+            inductor_ext.load(package, weights=weights)
+    assert inductor_ext.load(package, weights=other, verify=False) is not None
+    other.write_bytes(data[:-1])
+    with pytest.raises(exc.ArtifactLoadError, match="has other weights"):
+        inductor_ext.load(package, weights=other, verify=False)
+    with pytest.raises(exc.ArtifactLoadError, match="its weights are in the package"):
+        inductor_ext.load(stock_path, weights=kept)
+
+
+def flipped(path: str, ending: str) -> io.BytesIO:
+    """The package with one bit of an entry's content changed, in the middle."""
+    data = bytearray(pathlib.Path(path).read_bytes())
+    with zip_reader.open_package(path) as package:
+        (entry,) = [
+            entry
+            for name, entry in package.entries.items()
+            if name.startswith("data/aotinductor/model/") and name.endswith(ending)
+        ]
+    data[entry.offset + entry.size // 2] ^= 1
+    return io.BytesIO(data)
+
+
+@pytest.mark.parametrize("ending", ["wrapper.so", ".weights", "wrapper_metadata.json"])
+def test_a_flipped_bit_is_found(path: str, temporary: pathlib.Path, ending: str) -> None:
+    with pytest.raises(exc.BadPackageError, match="is damaged: its content does not match"):
+        inductor_ext.load(flipped(path, ending))
+    assert list(temporary.iterdir()) == []
+
+
+def test_large_weights_are_verified_by_their_constants(
+    path: str, plain: Plain, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package_files, "_LARGE", 0)
+    check(inductor_ext.load(path), plain)
+    damaged = tmp_path / "damaged.pt2"
+    with zip_reader.open_package(path) as package:
+        found = manifest.read(package)
+        assert found is not None
+        model = found[0].models["model"]
+        place = package.locate(str(model.weights))
+    assert place is not None
+    for constant in model.constants:
+        for at in (0, constant.bytes - 1):
+            data = bytearray(pathlib.Path(path).read_bytes())
+            data[place[1] + (constant.offset or 0) + at] ^= 1
+            damaged.write_bytes(data)
+            with pytest.raises(exc.BadPackageError, match="does not match its SHA-256"):
+                inductor_ext.load(damaged)
+
+
+def test_verification_can_be_left_out(path: str, plain: Plain, tmp_path: pathlib.Path) -> None:
+    """Then weights are not even read before they are used."""
+    damaged = tmp_path / "damaged.pt2"
+    damaged.write_bytes(flipped(path, ".weights").getvalue())
+    with pytest.raises(exc.BadPackageError):
+        inductor_ext.load(damaged)
+    model = inductor_ext.load(damaged, verify=False)
+    assert not all(
+        torch.equal(tensor, model.constants()[name]) for name, tensor in plain.state_dict().items()
+    )

@@ -1,0 +1,39 @@
+"""Guards of queries that only choose the faster of two variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import Dim
+
+from inductor_ext.cpp_wrapper.signature import conditions, from_export, guard_filter
+from inductor_ext.cpp_wrapper.signature.signature import Range
+from test.support.exported_programs import export
+
+
+def asker(file: str) -> Callable[[Any], bool]:
+    """A question about a size as a file of torch's asks it."""
+    scope: dict[str, Any] = {}
+    exec(compile("def ask(size): return bool(size < 16)", file, "exec"), scope)
+    ask: Callable[[Any], bool] = scope["ask"]
+    return ask
+
+
+def test_what_is_only_faster_restricts_no_size() -> None:
+    program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
+    found = from_export.derive_signature(program)
+    (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape
+    environment = size.node.shape_env
+    limits = dict(environment.var_to_range)
+    with guard_filter.ignore_performance_guards(program):
+        assert asker("/python/torch/_subclasses/fake_impls.py")(size)
+        assert asker("/python/torch/_inductor/codegen/cpp.py")(size)
+        assert environment.guards == []
+        assert dict(environment.var_to_range) == limits
+        assert conditions.add_guards(found, environment) == found
+        assert asker("/python/torch/_inductor/lowering.py")(size)
+    assert "evaluate_expr" not in vars(environment)
+    (symbol,) = found.symbols
+    assert conditions.add_guards(found, environment).symbols == {symbol: Range(2, 15)}
