@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,28 +34,11 @@ from test.support.compile_util import (
     check,
     compiled_graphs,
 )
+from test.support.small_net import Net, batch
+
+pytestmark = pytest.mark.usefixtures("every_graph_compiles")
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
-
-@pytest.fixture(autouse=True)
-def _every_graph_compiles() -> Iterator[None]:
-    with compile_util.every_graph_compiles():
-        yield
-
-
-class Net(torch.nn.Module):
-    def __init__(self, width: int = 2) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(4, 8)
-        self.second = torch.nn.Linear(8, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x).relu())
-
-
-def batch(rows: int = 3) -> tuple[torch.Tensor]:
-    return (torch.linspace(-1, 1, rows * 4).view(rows, 4),)
 
 
 class ConfigSpy(CustomGraphPass):

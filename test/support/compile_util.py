@@ -234,3 +234,7 @@ def assert_fails_as_stock(attempt: Callable[[str], object]) -> tuple[type[BaseEx
     stock, ours = (failure(backend, attempt) for backend in BACKENDS)
     assert ours == stock
     return ours
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=grad)
