@@ -21,8 +21,8 @@ from inductor_ext.hooks import scope
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.kernels import common, persistent_tma
-from test.lowerings.graph.test_planner import lower as lower_by
 from test.support import fake_cuda, kernel_util
+from test.support.matmul_lowering import lower as lower_by
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 

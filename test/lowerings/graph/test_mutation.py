@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from inductor_ext.lowerings.graph.fusion import is_closed, is_written_between
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
-from test.lowerings.graph.test_planner import lower
 from test.support import kernel_util
 from test.support.gemm_graphs import lowered_graph, tensor
+from test.support.matmul_lowering import lower
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 

@@ -22,8 +22,8 @@ pytest.importorskip("triton")
 
 from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.templates.triton.config import GemmConfig
-from test.lowerings.graph.test_planner import lower
 from test.support import fake_cuda, kernel_util
+from test.support.matmul_lowering import lower
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import operator
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
+from inductor_ext import config
+from inductor_ext.autotune import decide
 from inductor_ext.autotune.reference import program
+from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph.epilogue_region import add_epilogue
 from inductor_ext.lowerings.graph.fusion import Fusion
 from inductor_ext.lowerings.graph.fusion_search import find_fusions
@@ -25,7 +29,9 @@ from inductor_ext.lowerings.graph.matmul_nodes import problem_of
 from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import EpilogueInput
+from inductor_ext.templates.triton.config import GemmConfig
 from test.support import fake_cuda
+from test.support.dequant_checks import BF16, BYTES, I8, ROWS, K, N
 from test.support.fusion_checks import (
     F32,
     F64,
@@ -259,3 +265,118 @@ def test_the_program_of_a_problem_is_found_to_be_the_problem(given: GemmProblem)
     if len(outputs) == 1:
         described = add_epilogue(outputs[0], described)
     assert described == given
+
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
+
+
+class TestLowPrecision:
+    """Products of integers and of fp8, whose scales are fused behind them."""
+
+    def lower(self, function: Callable[..., Any], *inputs: Any) -> str:
+        def rule(problem: GemmProblem) -> GemmConfig | None:
+            return GemmConfig("splitk", 16, 32, 64, 2, 2)
+
+        with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
+            return fake_cuda.lower(function, *inputs).code
+
+    def test_integers_scaled_by_rows_and_columns(self) -> None:
+        code = self.lower(
+            lambda x, w, s, t: ((torch._int_mm(x, w.t()).float() * s) * t).to(BF16),
+            tensor(32, K, dtype=I8),
+            BYTES,
+            tensor(32, 1, dtype=F32),
+            tensor(N, dtype=F32),
+        )
+        assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
+        assert "ACC_TYPE : tl.constexpr = tl.int32" in code
+
+    @pytest.mark.parametrize("by_row", [False, True], ids=["tensors", "rows"])
+    @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+    def test_fp8_of_a_shared_input_is_one_kernel(self, by_row: bool, bias: bool) -> None:
+        fp8 = torch.float8_e4m3fn
+        rows = tensor(32, 1, dtype=F32) if by_row else tensor(dtype=F32)
+
+        def function(x: Tensor, s: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+            return tuple(
+                torch._scaled_mm(x, w.t(), s, t, bias=b if bias else None, out_dtype=BF16)
+                for w, t, b in zip(weights[::3], weights[1::3], weights[2::3], strict=True)
+            )
+
+        weights = [
+            item
+            for n in (48, 32, 32)
+            for item in (
+                tensor(n, K, dtype=fp8),
+                tensor(1, n, dtype=F32) if by_row else tensor(dtype=F32),
+                tensor(n, dtype=BF16),
+            )
+        ]
+        code = self.lower(function, tensor(32, K, dtype=fp8), rows, *weights)
+        (kernel,) = re.findall(r"def triton_\w+\((.*)\)", code)
+        # Factors, then scales, then biases; sums are never stored without them.
+        assert kernel.count(",") == (4 + 4 + 3 * bias)
+        assert "PARTS : tl.constexpr = 3" in code
+        assert re.findall(r"empty_strided_cuda\((.*?\)), .* torch.(\w+)\)", code) == [
+            ("(32, 112)", "bfloat16")
+        ]
+
+    @pytest.mark.parametrize("other", ["scale", "fast", "dtype"])
+    def test_fp8_that_differs_is_not_merged(self, other: str) -> None:
+        fp8 = torch.float8_e4m3fn
+
+        def function(x: Tensor, s: Tensor, t: Tensor, w: Tensor, v: Tensor) -> Any:
+            return torch._scaled_mm(x, w.t(), s, t, out_dtype=BF16), torch._scaled_mm(
+                x,
+                v.t(),
+                t if other == "scale" else s,
+                t,
+                out_dtype=F32 if other == "dtype" else BF16,
+                use_fast_accum=other == "fast",
+            )
+
+        graph = lowered_graph(
+            function,
+            tensor(32, K, dtype=fp8),
+            *(tensor(dtype=F32),) * 2,
+            *(tensor(N, K, dtype=fp8),) * 2,
+        )
+        assert find_fusions(graph, PLAIN) == []
+
+    @pytest.mark.parametrize("by_row", [False, True])
+    def test_the_canonical_program_of_several_in_fp8(self, by_row: bool) -> None:
+        kinds = ("column", "row") if by_row else ("scalar", "scalar")
+        scales = tuple(EpilogueInput("float32", kind) for kind in kinds)
+        problem = GemmProblem.contiguous(
+            "scaled",
+            32,
+            N + 32,
+            K,
+            "float8_e4m3fn",
+            parts=(N, 32),
+            epilogue=Epilogue(scales, 2),
+        )
+        canonical = program(problem)
+        graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
+        (found,) = find_fusions(graph, PLAIN)
+        assert found.problem == problem
+        given = [torch.ones(inp.shape, dtype=BF16) for inp in canonical.inputs]
+        exact = canonical.reference(given, torch.arange(32))
+        assert [item.shape for item in exact] == [(32, N), (32, 32)]
+
+    @pytest.mark.parametrize("fast", [False, True])
+    def test_fp8_scaled_by_rows_with_a_bias(self, fast: bool) -> None:
+        fp8 = torch.float8_e4m3fn
+        code = self.lower(
+            lambda x, w, s, t, b: torch._scaled_mm(
+                x, w.t(), s, t, bias=b, out_dtype=BF16, use_fast_accum=fast
+            ),
+            tensor(32, K, dtype=fp8),
+            tensor(N, K, dtype=fp8),
+            tensor(32, 1, dtype=F32),
+            tensor(1, N, dtype=F32),
+            ROWS,
+        )
+        assert len(re.findall(r"async_compile.triton\('(\w+)'", code)) == 1
+        assert ("max_num_imprecise_acc=IMPRECISE" in code) != fast
+        assert code.count("empty_strided_cuda((32, 48)") == 1

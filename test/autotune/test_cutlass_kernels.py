@@ -1,0 +1,35 @@
+"""The generation of built CUTLASS kernels, which is part of the cache key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+
+from inductor_ext import config
+from inductor_ext.autotune import cutlass_kernels
+from inductor_ext.templates.cutlass import runtime
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
+
+
+def test_a_compile_is_another_one_once_kernels_are_there(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
+    settings = config.snapshot({"cutlass_background": True, "artifact_cache_dir": str(tmp_path)})
+    empty = cutlass_kernels.generation(settings)
+    with runtime.store(settings).publish("0" * 64) as folder:
+        (folder / "kernel.so").touch()
+    assert cutlass_kernels.generation(settings) != empty
+    # Who waits for them gets the same in any case; who cannot build them does not.
+    waiting = config.snapshot({"artifact_cache_dir": str(tmp_path)})
+    assert cutlass_kernels.generation(waiting) == "all"
+    monkeypatch.setattr(cutlass_kernels, "missing", lambda: "there is no nvcc")
+    found = {cutlass_kernels.generation(item) for item in (waiting, settings)}
+    assert len(found) == 1
+    assert not found & {"all", empty}
