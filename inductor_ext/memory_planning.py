@@ -182,12 +182,6 @@ class _Planner:
         )
         self.reuse = inductor_config.allow_buffer_reuse
         self.force = _is_forced(settings)
-        self.place = (
-            settings.memory_arenas != "never"
-            and inductor_config.memory_pool != "none"
-            and (self.reuse or self.force)
-            and not V.graph.fx_wrapper
-        )
         # The assumption of `list_other_memory` that the record reports.
         self.assumption = -1 if self.is_backward else 0
 
@@ -243,16 +237,21 @@ class _Planner:
         )
 
     def _decide(self) -> placement_policy.Decision:
-        pool = inductor_config.memory_pool
-        decision = self._decide_for(pool if pool != "combined" else "outputs", place=self.place)
+        has_arenas = (
+            self.settings.memory_arenas != "never"
+            and (self.reuse or self.force)
+            and not V.graph.fx_wrapper
+        )
+        pool = inductor_config.memory_pool if has_arenas else "none"
+        decision = self._decide_for(pool if pool != "combined" else "outputs")
         if decision.arenas and not self.force:
-            without = self._decide_for(pool, place=False)
+            without = self._decide_for("none")
             if without.calls <= decision.calls:
                 return without
         if pool == "combined" and self.force:
             # An arena lives as long as any output in it. Share one between outputs and
             # intermediates only if it keeps no more memory live than the outputs alone.
-            combined = self._decide_for("combined", place=self.place)
+            combined = self._decide_for("combined")
             storages = self.memory.storages
             output_bytes = sum(storage.hint for storage in storages if storage.is_output)
             arena_bytes = sum(
@@ -264,12 +263,12 @@ class _Planner:
                 return combined
         return decision
 
-    def _decide_for(self, pool: str, *, place: bool) -> placement_policy.Decision:
+    def _decide_for(self, pool: str) -> placement_policy.Decision:
+        """Return the decision for a value of Inductor's memory_pool; "none" for no arenas."""
         return placement_policy.decide(
             planner_input.to_live_ranges(
                 self.memory,
                 pool=pool,
-                place=place,
                 reuse=self.reuse,
                 known=self.known_from,
                 samples=self.samples,
@@ -279,7 +278,6 @@ class _Planner:
             sizes=self._sizes,
             other_memory=self.other,
             unbounded_steps=self.unbounded_steps,
-            place=place,
             force=self.force,
             min_size=_MIN_ARENA_BYTES,
         )

@@ -88,12 +88,19 @@ def to_live_ranges(
     memory: WrapperMemory,
     *,
     pool: str = "none",
-    place: bool = False,
     reuse: bool = False,
     known: Mapping[Any, int] = MappingProxyType({}),
     samples: Sequence[Mapping[Any, int]] = (),
 ) -> list[placement_policy.LiveRange]:
-    """Convert the storages for the pure planner, index by index."""
+    """Convert the storages for the pure planner, index by index.
+
+    Args:
+        memory: the storages.
+        pool: which of them may be placed in arenas, as Inductor's memory_pool.
+        reuse: whether a storage may reuse the memory of an earlier one.
+        known: the first step at which an unbacked symbol has a value, see `find_first_uses`.
+        samples: values of the size symbols, besides the hint, at which sizes are needed.
+    """
     ranges = []
     program = ExpressionEvaluator([storage.bytes for storage in memory.storages])
     columns = [program(sample) for sample in samples]
@@ -101,7 +108,8 @@ def to_live_ranges(
         device = storage.device
         name = storage.node.get_name()
         request = group = None
-        if place and storage.placeable and (pool != "intermediates" or not storage.is_output):
+        is_pooled = pool != "none" and not (pool == "intermediates" and storage.is_output)
+        if is_pooled and storage.placeable:
             symbols = [known[symbol] for symbol in unbacked_symbols(storage.bytes)]
             request = Request(
                 name=str(index),

@@ -1,7 +1,7 @@
 """The values of an arena plan (requests, members, arenas), and the check that a plan is valid.
 
 Integer offsets are checked by `interval.verify`. Expressions are checked by structure (for any two
-buffers that are live at the same time, a chain of neighbours keeps one above the other, for all
+buffers that are live at the same time, a chain of `below` keeps one above the other, for all
 sizes) and by values at samples of their symbols. A wrong plan raises exc.PlanError.
 """
 
@@ -113,18 +113,10 @@ class Arena:
     """For each member, the members directly below it; empty if all sizes are integers."""
 
     @property
-    def ratio(self) -> float:
-        """Size divided by the lower bound at the hint; 1.0 for an empty arena."""
-        return self.peak_hint / self.lower_bound if self.lower_bound else 1.0
-
-    @property
     def is_static(self) -> bool:
         """Whether the size and all offsets are integers."""
-        return all(isinstance(value, int) for value in [self.size, *self._offsets])
-
-    @property
-    def _offsets(self) -> list[int | sympy.Expr]:
-        return [member.offset for member in self.members]
+        offsets = (member.offset for member in self.members)
+        return all(isinstance(value, int) for value in (self.size, *offsets))
 
 
 def verify_arenas(arenas: Sequence[Arena], samples: Sequence[Mapping[sympy.Symbol, int]]) -> None:

@@ -29,12 +29,72 @@ from inductor_ext.memory.planner.symbolic.algebra import (
     Algebra,
     MakeAlign,
     MakeMax,
-    make_align,
-    make_max,
 )
 from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from inductor_ext.memory.planner.symbolic.runtime_replanner import Replanner
 from inductor_ext.memory.planner.symbolic.stacking import choose_stacking, scaled_samples
+
+_EXTRA_VALUES = (0, 1, 3, 1009)
+"""Values that all symbols are set to, one value at a time, when a plan is verified, in addition to
+the hints and their scalings. Samples at which a size is invalid are skipped."""
+
+
+def plan_arenas(
+    requests: Sequence[Request],
+    *,
+    hint: Callable[[sympy.Expr], int],
+    make_max: MakeMax,
+    make_align: MakeAlign,
+    prefix: str,
+) -> tuple[Arena, ...]:
+    """Place all requests in arenas.
+
+    Args:
+        requests: in any order; each becomes a member of exactly one arena.
+        hint: returns the size hint of a symbol; called with symbols only.
+        make_max: builds the maximum of expressions.
+        make_align: builds an expression rounded up to an alignment.
+        prefix: prefix of the names in `Arena.definitions`.
+
+    Returns:
+        The arenas, grouped by key in the order of the keys' first requests, and by start within a
+        key.
+
+    Raises:
+        exc.BadIntervalError: a size is negative at the hint, or not an integer.
+        exc.PlanError: the plan is wrong, which only verification can find.
+    """
+    symbols = sorted({s for request in requests for s in request.symbols}, key=str)
+    hints = {symbol: int(hint(symbol)) for symbol in symbols}
+    builder = _ArenaBuilder(hints, make_max, make_align, prefix)
+    by_key: dict[Hashable, list[Request]] = {}
+    for request in requests:
+        by_key.setdefault(request.key, []).append(request)
+    arenas = tuple(arena for group in by_key.values() for arena in builder.build(group))
+    odd = [dict.fromkeys(symbols, value) for value in _EXTRA_VALUES]
+    verify_arenas(arenas, scaled_samples(hints) + odd)
+    return arenas
+
+
+def make_replanner(arena: Arena) -> tuple[Replanner, tuple[Any, ...]]:
+    """Return a planner for run time, and the distinct sizes to call it with.
+
+    The planner returns the arena's size and the members' offsets in their order.
+
+    Args:
+        arena: an arena with members of symbolic size.
+    """
+    requests = [member.request for member in arena.members]
+    sizes = tuple(dict.fromkeys(request.size for request in requests))
+    place = {size: index for index, size in enumerate(sizes)}
+    planner = Replanner(
+        starts=tuple(request.lifetime[0] for request in requests),
+        ends=tuple(request.lifetime[1] for request in requests),
+        alignments=tuple(request.alignment for request in requests),
+        which=tuple(place[request.size] for request in requests),
+        order=tuple(graphlib.TopologicalSorter(dict(enumerate(arena.below))).static_order()),
+    )
+    return planner, sizes
 
 
 @dataclass(frozen=True)
@@ -42,23 +102,17 @@ class _ArenaBuilder:
     """The settings that all arenas of one plan share."""
 
     hints: Mapping[sympy.Symbol, int]
-    iterations: int
-    seed: int
     make_max: MakeMax
     make_align: MakeAlign
     prefix: str
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def build(self, requests: Sequence[Request], split: bool) -> list[Arena]:
+    def build(self, requests: Sequence[Request]) -> list[Arena]:
         """Return the arenas for all requests of one key, ordered by start."""
         arenas: list[Arena] = []
-        for part in _split_at_gaps(requests) if split else [list(requests)]:
+        for part in _split_at_gaps(requests):
             options: list[list[Arena]] = [
-                [
-                    self._build_arena(piece)
-                    for group in groups
-                    for piece in (_split_at_gaps(group) if split else [group])
-                ]
+                [self._build_arena(piece) for group in groups for piece in _split_at_gaps(group)]
                 for groups in _groupings(part)
             ]
             best: list[Arena] = min(options, key=_memory_cost)
@@ -72,15 +126,14 @@ class _ArenaBuilder:
 
     def _build_static(self, requests: Sequence[Request]) -> Arena:
         intervals = [request.interval(request.constant or 0) for request in requests]
-        placement = solver.solve(intervals, iterations=self.iterations, seed=self.seed)
-        ratio = placement.ratio
+        placement = solver.solve(intervals)
         return _make_arena(
             requests,
             placement.offsets,
             size=placement.peak,
             lower_bound=placement.lower_bound,
             peak_hint=placement.peak,
-            worst_ratio=ratio,
+            worst_ratio=placement.ratio,
         )
 
     def _build_symbolic(self, requests: Sequence[Request]) -> Arena:
@@ -90,9 +143,7 @@ class _ArenaBuilder:
         alignments = [request.alignment for request in stacked]
         samples = scaled_samples(_hints_by_use(stacked, self.hints))
         columns = _sizes_at(stacked, samples)
-        choice = choose_stacking(
-            lifetimes, columns, alignments, iterations=self.iterations, seed=self.seed
-        )
+        choice = choose_stacking(lifetimes, columns, alignments)
         algebra = Algebra(
             [request.size for request in stacked],
             self.make_max,
@@ -244,76 +295,3 @@ def _raise_invalid_size(requests: Sequence[Request], hints: Mapping[sympy.Symbol
                 value=f"{size} ({request.size})",
                 allowed="an integer, 0 or more",
             )
-
-
-_EXTRA_VALUES = (0, 1, 3, 1009)
-"""Values that all symbols are set to, one value at a time, when a plan is verified, in addition to
-the hints and their scalings. Samples at which a size is invalid are skipped."""
-
-
-def plan_arenas(
-    requests: Sequence[Request],
-    *,
-    hint: Callable[[sympy.Expr], int],
-    iterations: int = solver.DEFAULT_ITERATIONS,
-    seed: int = 0,
-    make_max: MakeMax = make_max,
-    make_align: MakeAlign = make_align,
-    split: bool = True,
-    prefix: str = "arena",
-) -> tuple[Arena, ...]:
-    """Place all requests in arenas.
-
-    Args:
-        requests: in any order; each becomes a member of exactly one arena.
-        hint: returns the size hint of a symbol; called with symbols only.
-        iterations: iterations of the solver.
-        seed: seed of the searches; the same input and seed give the same plan on every machine.
-        make_max: builds the maximum of expressions.
-        make_align: builds an expression rounded up to an alignment.
-        split: whether an arena ends where nothing is live.
-        prefix: prefix of the names in `Arena.definitions`.
-
-    Returns:
-        The arenas, grouped by key in the order of the keys' first requests, and by start within a
-        key.
-
-    Raises:
-        exc.BadIntervalError: a size is negative at the hint, or not an integer.
-        exc.PlanError: the plan is wrong, which only verification can find.
-    """
-    symbols = sorted({s for request in requests for s in request.symbols}, key=str)
-    hints = {symbol: int(hint(symbol)) for symbol in symbols}
-    planner = _ArenaBuilder(hints, iterations, seed, make_max, make_align, prefix)
-    by_key: dict[Hashable, list[Request]] = {}
-    for request in requests:
-        by_key.setdefault(request.key, []).append(request)
-    arenas = tuple(arena for group in by_key.values() for arena in planner.build(group, split))
-    odd = [dict.fromkeys(symbols, value) for value in _EXTRA_VALUES]
-    verify_arenas(arenas, scaled_samples(hints) + odd)
-    return arenas
-
-
-def make_replanner(
-    arena: Arena, iterations: int = solver.DEFAULT_ITERATIONS
-) -> tuple[Replanner, tuple[Any, ...]]:
-    """Return a planner for run time, and the distinct sizes to call it with.
-
-    The planner returns the arena's size and the members' offsets in their order.
-
-    Args:
-        arena: an arena with members of symbolic size.
-        iterations: iterations of the solver, per plan.
-    """
-    requests = [member.request for member in arena.members]
-    sizes = tuple(dict.fromkeys(request.size for request in requests))
-    place = {size: index for index, size in enumerate(sizes)}
-    planner = Replanner(
-        starts=tuple(request.lifetime[0] for request in requests),
-        ends=tuple(request.lifetime[1] for request in requests),
-        alignments=tuple(request.alignment for request in requests),
-        which=tuple(place[request.size] for request in requests),
-        order=tuple(graphlib.TopologicalSorter(dict(enumerate(arena.below))).static_order()),
-        iterations=iterations,
-    )
-    return planner, sizes

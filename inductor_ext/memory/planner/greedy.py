@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from inductor_ext.memory.planner.interval import Interval, live_bytes
 
 _CROWDED = 512
-"""Average number of neighbours per buffer above which a tree finds gaps faster than a scan."""
+"""Average number of overlapping live ranges per buffer above which a tree finds gaps faster than a
+scan."""
 
 _MAX_PROBES = 200
 """Maximum number of stretches per buffer that the tree visits before it gives up. Many visits are
@@ -27,10 +28,11 @@ needed if live ranges are neither short nor nested, because the occupied stretch
 """
 
 _PROBE = 3
-"""Number of neighbours visited in the time in which the tree visits one stretch."""
+"""Number of buffers that a scan visits in the time in which the tree visits one stretch."""
 
 _MAX_CACHED = 8_000_000
-"""Maximum number of neighbours cached in lists, at 8 bytes each; others are recomputed."""
+"""Maximum length of all cached lists of overlapping buffers together, at 8 bytes per entry; others
+are recomputed."""
 
 
 class Component:
@@ -43,8 +45,7 @@ class Component:
         load: live bytes in each section.
         bound: the highest load.
         pairs: number of pairs of buffers that are live at the same time.
-        looked: number of neighbours that placements have visited so far, as a measure of their
-            time.
+        visited: number of buffers that placements have visited so far, as a measure of their time.
     """
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
@@ -62,7 +63,7 @@ class Component:
         self._snapshots: list[list[int]] = []
         self.pairs = self._sweep()
         self.visited = 0
-        self._neighbours: list[list[int] | None] = [None] * self.count
+        self._overlapping: list[list[int] | None] = [None] * self.count
         self._cached = 0
 
     def _sweep(self) -> int:
@@ -86,24 +87,24 @@ class Component:
             pairs += num_started - index - 1
         return pairs
 
-    def neighbours(self, index: int) -> list[int]:
+    def find_overlapping(self, index: int) -> list[int]:
         """Return the other buffers whose live ranges overlap that of this one."""
-        cached = self._neighbours[index]
+        cached = self._overlapping[index]
         if cached is not None:
             return cached
         nearest = index // self._stride
         start, end = self.start[index], self.end
-        neighbours = [j for j in self._snapshots[nearest] if end[j] > start]
-        neighbours += [j for j in range(nearest * self._stride, index) if end[j] > start]
-        neighbours += range(index + 1, self._first[end[index]])
-        if self._cached + len(neighbours) <= _MAX_CACHED:
-            self._neighbours[index] = neighbours
-            self._cached += len(neighbours)
-        return neighbours
+        overlapping = [j for j in self._snapshots[nearest] if end[j] > start]
+        overlapping += [j for j in range(nearest * self._stride, index) if end[j] > start]
+        overlapping += range(index + 1, self._first[end[index]])
+        if self._cached + len(overlapping) <= _MAX_CACHED:
+            self._overlapping[index] = overlapping
+            self._cached += len(overlapping)
+        return overlapping
 
     @property
     def crowded(self) -> bool:
-        """Whether a placement should avoid visiting every neighbour of every buffer."""
+        """Whether a placement should avoid a scan of the overlapping buffers of every buffer."""
         return 2 * self.pairs > _CROWDED * self.count
 
     def contention(self) -> list[int]:
@@ -136,12 +137,13 @@ def first_fit(component: Component, order: Sequence[int], limit: int) -> list[in
 
     Returns:
         The offsets in bytes. None if the limit would be exceeded, or if the placement would take
-        very long, which is possible with many neighbours.
+        very long, which is possible with many overlapping live ranges.
     """
     if component.crowded:
         return _first_fit_by_tree(component, order, limit)
     component.visited += 2 * component.pairs + component.count
-    neighbours, sizes, alignments = component.neighbours, component.size, component.alignment
+    find_overlapping = component.find_overlapping
+    sizes, alignments = component.size, component.alignment
     offsets = [-1] * component.count
     tops = [0] * component.count
     for index in order:
@@ -149,7 +151,7 @@ def first_fit(component: Component, order: Sequence[int], limit: int) -> list[in
         up, mask = alignment - 1, -alignment
         place = 0
         for offset, top in sorted(
-            [(offsets[j], tops[j]) for j in neighbours(index) if offsets[j] >= 0]
+            [(offsets[j], tops[j]) for j in find_overlapping(index) if offsets[j] >= 0]
         ):
             if offset - place >= size:
                 break
@@ -169,7 +171,8 @@ def best_fit(component: Component, order: Sequence[int], limit: int) -> list[int
     Arguments and result are those of `first_fit`.
     """
     component.visited += 2 * component.pairs + component.count
-    neighbours, sizes, alignments = component.neighbours, component.size, component.alignment
+    find_overlapping = component.find_overlapping
+    sizes, alignments = component.size, component.alignment
     offsets = [-1] * component.count
     tops = [0] * component.count
     for index in order:
@@ -178,7 +181,7 @@ def best_fit(component: Component, order: Sequence[int], limit: int) -> list[int
         place = 0
         best, smallest = -1, limit + 1
         for offset, top in sorted(
-            [(offsets[j], tops[j]) for j in neighbours(index) if offsets[j] >= 0]
+            [(offsets[j], tops[j]) for j in find_overlapping(index) if offsets[j] >= 0]
         ):
             gap = offset - place
             if size <= gap < smallest:

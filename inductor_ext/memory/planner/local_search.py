@@ -25,10 +25,10 @@ from math import isqrt
 from inductor_ext.memory.planner.greedy import Component, first_fit
 
 SCAN = 6
-"""Neighbours that a placement visits in the time in which a search visits one."""
+"""Buffers that a placement visits in the time in which a search visits one."""
 
 _MOVE = 24
-"""Work of a move apart from its neighbours, in visited neighbours."""
+"""Work of a move in addition to the buffers that it visits, in visited buffers."""
 
 _HEAVIEST = 1 << 20
 """Initial weight of the buffer with the largest area."""
@@ -43,15 +43,13 @@ class EjectionSearch:
     Attributes:
         offsets: the best plan so far.
         peak: its peak, in bytes.
-        moves: number of buffers placed so far.
-        work: number of neighbours visited so far, plus a constant per move.
+        work: number of buffers visited so far, plus a constant per move.
     """
 
     def __init__(self, component: Component, offsets: list[int], seed: int) -> None:
         self.component = component
         self.offsets = offsets
         self.peak = component.peak(offsets)
-        self.moves = 0
         self.work = 0
         self._random = (2 * seed + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         areas = [size * span for size, span in zip(component.size, component.span, strict=True)]
@@ -91,10 +89,9 @@ class EjectionSearch:
             pick = self._random_below(len(out))
             out[pick], out[-1] = out[-1], out[pick]
             index = out.pop()
-            neighbours = component.neighbours(index)
-            self.moves += 1
-            self.work += _MOVE + len(neighbours)
-            near = [j for j in neighbours if places[j] >= 0]
+            overlapping = component.find_overlapping(index)
+            self.work += _MOVE + len(overlapping)
+            near = [j for j in overlapping if places[j] >= 0]
             near.sort(key=places.__getitem__)
             starts = [places[j] for j in near]
             best, least = self._lightest_places(index, near, starts, tops, target)
@@ -125,7 +122,7 @@ class EjectionSearch:
 
         Args:
             index: the buffer to place.
-            near: its placed neighbours, sorted by offset.
+            near: the placed buffers that are live at the same time, sorted by offset.
             starts: their offsets.
             tops: the end of each buffer.
             target: the maximum end.
@@ -263,9 +260,9 @@ def _place(component: Component, index: int, node: _Node, last: int, target: int
 
 
 def _raise(component: Component, index: int, lows: list[int], top: int, target: int) -> bool:
-    """Raise the neighbours of a placed buffer to its top; return False if one no longer fits."""
+    """Raise what overlaps a buffer in time to its top; return False if something no longer fits."""
     sizes, alignments = component.size, component.alignment
-    for j in component.neighbours(index):
+    for j in component.find_overlapping(index):
         if lows[j] < top:
             low = (top + alignments[j] - 1) & -alignments[j]
             if low + sizes[j] > target:

@@ -103,15 +103,14 @@ def _members(storages: Sequence[PlannedStorage], arena: int, step: int) -> Itera
     return (s for s in storages if s.arena == arena and s.start <= step < s.end)
 
 
-def peak_table(record: MemoryPlanRecord, top: int = 10, device: str | None = None) -> str:
-    """Format the largest rows at the peak as text, one line per row.
+def peak_table(record: MemoryPlanRecord, top: int = 10) -> str:
+    """Format the largest rows at each device's peak as text, one line per row.
 
     Args:
         record: the plan.
         top: how many rows to show per device; the rest is one row, "others".
-        device: the only device to show; None for all, one table after the other.
     """
-    tables = [_table(record, top, name) for name in devices(record) if device in (None, name)]
+    tables = [_table(record, top, device) for device in devices(record)]
     return "\n\n".join(tables) or "No memory is allocated."
 
 
@@ -121,7 +120,7 @@ def peak_cells(
     """Return title and cells of the table of one device: header, rows, total."""
     rows = peak_rows(record, device)
     total = sum(row.bytes for row in rows)
-    title = f"Held on {device} at the peak, step {peak_step(record, device)} of {steps(record)}:"
+    title = f"Live on {device} at the peak, step {peak_step(record, device)} of {steps(record)}:"
     cells: list[tuple[str, ...]] = [
         ("bytes", "share", "buffer", "kind", "operator", "module", "live")
     ]

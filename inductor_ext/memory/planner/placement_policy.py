@@ -85,13 +85,6 @@ def count_calls(storages: Iterable[LiveRange]) -> int:
     return sum(storage.is_allocated_by_code for storage in storages)
 
 
-def _limits(profile: Sequence[int], unbounded_steps: Collection[int]) -> list[int]:
-    limit = [max(profile, default=0)] * len(profile)
-    for step in unbounded_steps:
-        limit[step] = profile[step]
-    return limit
-
-
 @dataclasses.dataclass
 class _Headroom:
     """Live bytes and their limit, under one assumption about the callers and at one sample."""
@@ -132,7 +125,6 @@ def decide(
     sizes: Callable[[Arena], Sequence[int]] = lambda arena: (),
     other_memory: Mapping[str, Sequence[Sequence[int]]] | None = None,
     unbounded_steps: Collection[int] = (),
-    place: bool = True,
     force: bool = False,
     min_size: int = 0,
 ) -> Decision:
@@ -148,29 +140,24 @@ def decide(
             per step for each assumption. The lower bound of every assumption is kept.
         unbounded_steps: steps at which kernels may need an unknown amount of workspace. No storage
             stays live there beyond its use, so the kernels have as much headroom as without a plan.
-        place: False for no arenas.
         force: place every storage that can be placed, regardless of the peak.
         min_size: storages with fewer bytes are not placed, unless `force` is set.
     """
     headrooms = _make_headrooms(storages, steps, other_memory or {}, unbounded_steps)
     arenas: list[Arena] = []
     members: set[int] = set()
-    if place:
-        groups: dict[tuple[str, Hashable], list[int]] = {}
-        for index, storage in enumerate(storages):
-            if storage.request is not None and (force or storage.size >= min_size):
-                groups.setdefault((storage.device, storage.group), []).append(index)
-        for (device, _), indices in groups.items():
-            for arena, inside in _find_arenas(
-                storages, indices, headrooms[device], plan, sizes, force
-            ):
-                arena_bytes = (arena.peak_hint, *sizes(arena))
-                for headroom in headrooms[device]:
-                    member_bytes = _member_bytes(storages, inside, arena, headroom.sample)
-                    headroom.replace(arena.start, arena_bytes[headroom.sample], member_bytes)
-                arenas.append(arena)
-                members.update(inside)
-
+    groups: dict[tuple[str, Hashable], list[int]] = {}
+    for index, storage in enumerate(storages):
+        if storage.request is not None and (force or storage.size >= min_size):
+            groups.setdefault((storage.device, storage.group), []).append(index)
+    for (device, _), indices in groups.items():
+        for arena, inside in _find_arenas(storages, indices, headrooms[device], plan, sizes, force):
+            arena_bytes = (arena.peak_hint, *sizes(arena))
+            for headroom in headrooms[device]:
+                member_bytes = _member_bytes(storages, inside, arena, headroom.sample)
+                headroom.replace(arena.start, arena_bytes[headroom.sample], member_bytes)
+            arenas.append(arena)
+            members.update(inside)
     reused_from = _assign_reuse(storages, members, headrooms)
     calls = len(arenas) + sum(
         storage.is_allocated_by_code and index not in members and index not in reused_from
@@ -193,7 +180,10 @@ def _make_headrooms(
         base = device_live_bytes(storages, steps, device, sample)
         for other in other_memory.get(device) or [[0] * steps]:
             profile = [a + b for a, b in zip(base, other, strict=True)]
-            headrooms[device].append(_Headroom(sample, profile, _limits(profile, unbounded_steps)))
+            limit = [max(profile, default=0)] * steps
+            for step in unbounded_steps:
+                limit[step] = profile[step]
+            headrooms[device].append(_Headroom(sample, profile, limit))
     return headrooms
 
 

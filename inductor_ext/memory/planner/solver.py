@@ -40,11 +40,10 @@ def solve(
 
     Args:
         intervals: the storages. Those with zero size or an empty live range get offset 0.
-        iterations: the budget. In one iteration the solver visits as many neighbours of buffers
-            (buffers that are live at the same time) as the current component has buffers.
-            With a constant budget the time is therefore proportional to the number of buffers, no
-            matter how many of them are live at the same time. The first placements are tried with
-            any budget.
+        iterations: the budget. To place a buffer, the solver visits those that are live at the same
+            time; in one iteration it visits as many as the current component has. With a constant
+            budget the time is therefore proportional to the number of buffers, no matter how many
+            of them are live at the same time. The first placements are tried with any budget.
         seed: seed of the search. On average, all seeds give equally good plans.
 
     Returns:

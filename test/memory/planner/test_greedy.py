@@ -49,7 +49,7 @@ class TestPlacing:
 
     @given(intervals(25, least=1))
     @unchecked_examples(100)
-    def test_random_parts_know_their_neighbours(self, problem: list[Interval]) -> None:
+    def test_random_parts_find_overlapping_buffers(self, problem: list[Interval]) -> None:
         component = stepped(problem)
         ordered = sorted(problem, key=lambda i: (i.start, i.end, -i.size))
         total = 0
@@ -60,7 +60,7 @@ class TestPlacing:
                 for j, other in enumerate(ordered)
                 if j != index and one.start < other.end and other.start < one.end
             }
-            assert sorted(component.neighbours(index)) == sorted(found)
+            assert sorted(component.find_overlapping(index)) == sorted(found)
             total += len(found)
             assert contention[index] == lower_bound(
                 [

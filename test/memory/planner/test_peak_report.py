@@ -11,7 +11,7 @@ from inductor_ext.memory.planner import peak_report
 from test.support.memory_plans import SMALL, plan, random_plan, storage
 
 TABLE = """\
-Held on cpu at the peak, step 2 of 6:
+Live on cpu at the peak, step 2 of 6:
     bytes    share  buffer   kind          operator   module           live
  4.00 KiB   57.1 %  buf0     intermediate  addmm      encoder.layer.0  [0, 3)
  1.00 KiB   14.3 %  arena_0  unused                                    [0, 5)
@@ -56,7 +56,6 @@ class TestPeak:
         assert [row.name for row in peak_report.peak_rows(record, "cuda:0")] == ["a"]
         tables = peak_report.peak_table(record).split("\n\n")
         assert [table.split()[2] for table in tables] == ["cuda:0", "cpu"]
-        assert peak_report.peak_table(record, device="cpu") == tables[1]
 
     def test_long_texts_are_cut_where_they_say_least(self) -> None:
         record = plan((storage("a", 1, 0, 1, operator="x" * 50, module="m." * 50 + "last"),))

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inductor_ext.memory.planner import arenas
 from inductor_ext.memory.planner.arena_plan import Arena, Request
 from inductor_ext.memory.planner.placement_policy import (
     Decision,
@@ -25,6 +24,7 @@ from inductor_ext.memory.planner.placement_policy import (
     device_live_bytes,
 )
 from test.support.planner_examples import unchecked_examples
+from test.support.planner_expressions import plan_arenas
 
 GRANULE = 64
 
@@ -37,17 +37,15 @@ class Case:
     steps: int
     other_memory: dict[str, list[list[int]]] | None
     unbounded_steps: frozenset[int]
-    place: bool
     min_size: int
 
-    def decide(self, *, force: bool = False, place: bool | None = None) -> Decision:
+    def decide(self, *, force: bool = False) -> Decision:
         return decide(
             self.storages,
             self.steps,
             plan=plan,
             other_memory=self.other_memory,
             unbounded_steps=self.unbounded_steps,
-            place=self.place if place is None else place,
             force=force,
             min_size=self.min_size,
         )
@@ -62,7 +60,7 @@ class Case:
 
 
 def plan(requests: Sequence[Request]) -> tuple[Arena, ...]:
-    return arenas.plan_arenas(requests, hint=int)
+    return plan_arenas(requests, hint=int)
 
 
 @st.composite
@@ -106,7 +104,6 @@ def cases(draw: st.DrawFn, *, most: int = 14) -> Case:
         steps,
         held,
         draw(st.frozensets(st.integers(0, steps - 1), max_size=4)),
-        draw(st.integers(0, 4)) > 0,
         draw(st.sampled_from((0, 256))),
     )
 
@@ -220,7 +217,9 @@ class TestRandomSchedules:
     @unchecked_examples(200)
     @given(cases())
     def test_random_schedules_without_arenas(self, case: Case) -> None:
-        decision = case.decide(place=False)
+        storages = tuple(dataclasses.replace(item, request=None) for item in case.storages)
+        case = dataclasses.replace(case, storages=storages)
+        decision = case.decide()
         check_structure(case, decision)
         check_limits(case, decision)
         assert decision.arenas == ()
@@ -228,7 +227,7 @@ class TestRandomSchedules:
     @unchecked_examples(300)
     @given(cases())
     def test_random_schedules_forced(self, case: Case) -> None:
-        decision = case.decide(force=True, place=True)
+        decision = case.decide(force=True)
         check_structure(case, decision)
         placed = {int(m.request.name) for arena in decision.arenas for m in arena.members}
         wanted = {i for i, storage in enumerate(case.storages) if storage.request is not None}

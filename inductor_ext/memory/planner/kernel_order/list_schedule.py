@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 from inductor_ext.memory.planner.kernel_order.problem import StepGraph
 
@@ -13,20 +14,17 @@ def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
     Among steps that increase the live bytes, `depth_first` prefers the one that became ready last.
     """
     remaining = [len(buffer.consumers) for buffer in graph.buffers]
-    consumer_sum = [
-        sum(buffer.consumers) for buffer in graph.buffers
-    ]  # sum of the remaining consumers
+    # Identifies the last of the remaining consumers.
+    consumer_sum = [sum(buffer.consumers) for buffer in graph.buffers]
     change = [
         graph.allocates[step]
         - graph.scratch[step]
         - sum(graph.sizes[buffer] for buffer in graph.uses[step] if remaining[buffer] == 1)
         for step in range(graph.steps)
     ]
-    num_pending = [len(steps) for steps in graph.predecessors]
-    queue = _ReadyQueue(graph, change, depth_first)
+    queue = _ReadyQueue(graph, change, depth_first, list(map(len, graph.predecessors)))
     for step in range(graph.steps):
-        if not num_pending[step]:
-            queue.push(step)
+        queue.push(step)
     order: list[int] = []
     for step in queue:
         order.append(step)
@@ -36,12 +34,8 @@ def schedule_forwards(graph: StepGraph, depth_first: bool) -> list[int]:
             if remaining[buffer] == 1:
                 other = consumer_sum[buffer]
                 change[other] -= graph.sizes[buffer]
-                if not num_pending[other]:
-                    queue.push(other)
-        for other in graph.successors[step]:
-            num_pending[other] -= 1
-            if not num_pending[other]:
                 queue.push(other)
+        queue.release(graph.successors[step])
     return order
 
 
@@ -54,11 +48,9 @@ def schedule_backwards(graph: StepGraph, depth_first: bool) -> list[int]:
         + graph.scratch[step]
         for step in range(graph.steps)
     ]
-    num_pending = [len(steps) for steps in graph.successors]
-    queue = _ReadyQueue(graph, change, depth_first)
+    queue = _ReadyQueue(graph, change, depth_first, list(map(len, graph.successors)))
     for step in reversed(range(graph.steps)):
-        if not num_pending[step]:
-            queue.push(step)
+        queue.push(step)
     order: list[int] = []
     for step in queue:
         order.append(step)
@@ -68,33 +60,40 @@ def schedule_backwards(graph: StepGraph, depth_first: bool) -> list[int]:
             is_live[buffer] = True
             for other in graph.buffers[buffer].consumers:
                 change[other] -= graph.sizes[buffer]
-                if other != step and not num_pending[other]:
-                    queue.push(other)
-        for other in graph.predecessors[step]:
-            num_pending[other] -= 1
-            if not num_pending[other]:
                 queue.push(other)
+        queue.release(graph.predecessors[step])
     order.reverse()
     return order
 
 
 class _ReadyQueue:
-    """A queue of ready steps. A step may be pushed again when its change of the live bytes falls.
+    """A queue of the steps that are ready: those with 0 in `num_pending`.
 
-    If there are batches, steps of the same kind as the last one are taken as long as there are any.
+    The caller updates `change`, the change of the live bytes at each step. If there are batches,
+    steps of the same kind as the last one are taken as long as there are any.
     """
 
-    def __init__(self, graph: StepGraph, change: list[int], depth_first: bool) -> None:
+    def __init__(
+        self, graph: StepGraph, change: list[int], depth_first: bool, num_pending: list[int]
+    ) -> None:
         self._batched = graph.batched
         self._change = change
         self._depth_first = depth_first
+        self._num_pending = num_pending
         self._done = [False] * graph.steps
         self._heaps: tuple[list[tuple[int, int, int, int]], ...] = ([], [])
         self._kind = 0
         self._pushed = 0
 
+    def release(self, steps: Iterable[int]) -> None:
+        """Push the steps for which only the last scheduled one was missing."""
+        for step in steps:
+            self._num_pending[step] -= 1
+            self.push(step)
+
     def push(self, step: int) -> None:
-        if self._done[step]:
+        """Push a step if it is ready; again if its change of the live bytes has fallen."""
+        if self._done[step] or self._num_pending[step]:
             return
         change = self._change[step]
         self._pushed += 1

@@ -64,13 +64,12 @@ def profile(problem: OrderProblem, order: Sequence[int]) -> Profile:
     return Profile(state.peak(), tuple(state.loads), state.batches())
 
 
-def find_order(problem: OrderProblem, start: Sequence[int], *, effort: int = EFFORT) -> Ordering:
+def find_order(problem: OrderProblem, start: Sequence[int]) -> Ordering:
     """Search for an order with a lower peak than that of `start`.
 
     Args:
         problem: steps, buffers and edges.
         start: a topological order of all steps.
-        effort: elementary operations per step; 0 for no search, which returns `start`.
 
     Raises:
         exc.OrderError: `start` is not a topological order, which is always so if the edges form a
@@ -80,10 +79,11 @@ def find_order(problem: OrderProblem, start: Sequence[int], *, effort: int = EFF
     graph.check(start)
     state = OrderState(graph, start)
     before = state.peak()
-    bound = find_lower_bound(graph, start, effort * problem.steps)
-    budget = SearchBudget(effort * problem.steps)
+    effort = EFFORT * problem.steps
+    bound = find_lower_bound(graph, start, effort)
+    budget = SearchBudget(effort)
     limit = state.batches()
-    if before > bound and budget.left > 0:
+    if before > bound:
         _improve(state, bound, limit, budget, budget.left // 2)
         orders = {tuple(start), tuple(state.order)}
         rivals: list[tuple[int, OrderState]] = []
@@ -106,29 +106,28 @@ def find_order(problem: OrderProblem, start: Sequence[int], *, effort: int = EFF
             if rival.peak() < state.peak() and rival.batches() <= limit:
                 state = rival
     graph.check(state.order)
-    work = effort * problem.steps - budget.left
-    return Ordering(tuple(state.order), state.peak(), before, bound, work)
+    return Ordering(tuple(state.order), state.peak(), before, bound, effort - budget.left)
 
 
 def _improve(state: OrderState, bound: int, limit: int, budget: SearchBudget, share: int) -> None:
     """Lower the peak of `state` down to `bound`, until `share` of the budget is spent."""
-    floor = budget.left - share
-    while budget.left > floor:
+    reserve = budget.left - share
+    while budget.left > reserve:
         peak = state.peak()
         budget.left -= state.graph.steps // 20 + 1
         if peak <= bound:
             return
         at = state.loads.index(peak)
         if not (
-            reorder_window(state, at, peak, limit, budget, floor, WINDOWS[:2])
-            or _move_carried(state, at, peak, limit, budget, floor)
-            or reorder_window(state, at, peak, limit, budget, floor, WINDOWS[2:])
+            reorder_window(state, at, peak, limit, budget, reserve, WINDOWS[:2])
+            or _move_carried(state, at, peak, limit, budget, reserve)
+            or reorder_window(state, at, peak, limit, budget, reserve, WINDOWS[2:])
         ):
             return
 
 
 def _move_carried(
-    state: OrderState, at: int, peak: int, limit: int, budget: SearchBudget, floor: int
+    state: OrderState, at: int, peak: int, limit: int, budget: SearchBudget, reserve: int
 ) -> bool:
     """Consume a buffer that is live across position `at` before it, or produce it after it."""
     graph = state.graph
@@ -144,7 +143,7 @@ def _move_carried(
             candidates.append((-buffer.size, index))
     budget.left -= len(graph.buffers) // 4
     for _, index in heapq.nsmallest(_MAX_CARRIED, candidates):
-        if budget.left <= floor:
+        if budget.left <= reserve:
             return False
         buffer = graph.buffers[index]
         if not buffer.is_output:
@@ -171,7 +170,7 @@ def _move_carried(
 
 def _reachable(
     seeds: Sequence[int],
-    neighbours: Sequence[Sequence[int]],
+    edges: Sequence[Sequence[int]],
     within: Callable[[int], bool],
     budget: SearchBudget,
 ) -> set[int]:
@@ -179,7 +178,7 @@ def _reachable(
     steps = set(seeds)
     stack = list(seeds)
     while stack:
-        for other in neighbours[stack.pop()]:
+        for other in edges[stack.pop()]:
             if other not in steps and within(other):
                 steps.add(other)
                 stack.append(other)

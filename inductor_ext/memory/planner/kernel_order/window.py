@@ -17,7 +17,7 @@ def reorder_window(
     peak: int,
     limit: int,
     budget: SearchBudget,
-    floor: int,
+    reserve: int,
     windows: Sequence[tuple[int, int]],
 ) -> bool:
     """Reorder the steps around position `at`, where the load is `peak`; return whether it improved.
@@ -28,7 +28,7 @@ def reorder_window(
         peak: bytes.
         limit: maximum number of batches.
         budget: is reduced by the operations spent.
-        floor: the search ends when no more than this is left of the budget.
+        reserve: operations of the budget that must not be spent.
         windows: numbers of steps and of states kept per size, as in `WINDOWS`.
     """
     steps = state.graph.steps
@@ -41,7 +41,7 @@ def reorder_window(
             if (begin, end) in visited:
                 continue
             visited.add((begin, end))
-            if budget.left <= floor:
+            if budget.left <= reserve:
                 return False
             part = _find_part(state, begin, end, peak, width, budget)
             if part is not None and state.try_replace(begin, part, peak, limit, budget):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import sympy  # type: ignore[import-untyped]
 
 from inductor_ext.memory.planner.interval import round_up
-from inductor_ext.memory.planner.symbolic.evaluator import Align
 from inductor_ext.memory.planner.symbolic.stacking import Stacking
 
 MakeMax = Callable[[Sequence[sympy.Expr]], sympy.Expr]
@@ -18,17 +17,6 @@ MakeMax = Callable[[Sequence[sympy.Expr]], sympy.Expr]
 
 MakeAlign = Callable[[sympy.Expr, int], sympy.Expr]
 """Builds an expression in bytes, rounded up to a multiple of a power of two."""
-
-
-def make_max(arguments: Sequence[sympy.Expr]) -> sympy.Expr:
-    """Return an unevaluated sympy.Max. sympy's own simplification compares all pairs by their
-    assumptions, which costs milliseconds, and `Algebra` has already dropped redundant arguments."""
-    return sympy.Max(*arguments, evaluate=False)
-
-
-def make_align(value: sympy.Expr, alignment: int) -> sympy.Expr:
-    """Return `Align` of the arguments."""
-    return Align(value, alignment)
 
 
 _TRIALS = 6
@@ -209,9 +197,9 @@ class Algebra:
     def __init__(
         self,
         sizes: Iterable[sympy.Expr | int],
-        make_max: MakeMax = make_max,
-        make_align: MakeAlign = make_align,
-        prefix: str = "arena",
+        make_max: MakeMax,
+        make_align: MakeAlign,
+        prefix: str,
     ) -> None:
         self.definitions: list[tuple[sympy.Symbol, sympy.Expr]] = []
         """Symbols and their values, in terms of the sizes' symbols and earlier definitions."""

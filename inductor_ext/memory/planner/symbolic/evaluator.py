@@ -9,21 +9,6 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 
-from inductor_ext.memory.planner.interval import round_up
-
-
-class Align(sympy.Function):  # type: ignore[misc]
-    """`Align(value, alignment)`: value rounded up to a multiple of alignment, a power of two."""
-
-    nargs = (2,)
-    is_integer = True
-
-    @classmethod
-    def eval(cls, value: sympy.Expr, alignment: sympy.Expr) -> sympy.Expr | None:
-        if value.is_Integer:
-            return sympy.Integer(round_up(int(value), int(alignment)))
-        return None
-
 
 class ExpressionEvaluator:
     """Evaluates expressions at integer values of their symbols; common subexpressions only once.
@@ -106,8 +91,6 @@ class ExpressionEvaluator:
             return _power
         if isinstance(expression, sympy.Max):
             return max
-        if isinstance(expression, Align):
-            return round_up
         if all(isinstance(argument, sympy.Expr) for argument in expression.args):
             return functools.partial(_call, expression.func)
         return None

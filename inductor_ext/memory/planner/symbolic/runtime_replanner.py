@@ -26,8 +26,8 @@ class Replanner:
         starts: the first step of each buffer's live range.
         ends: the first step after it.
         alignments: bytes, a power of two for each buffer.
-        which: for each buffer, the index of its size in the tuple that the replanner is called
-            with, so that the caller evaluates each distinct size only once.
+        which: for each buffer, the index of its size in the tuple that `plan` is called with, so
+            that the caller evaluates each distinct size only once.
         order: the buffers from bottom to top of a stack that suits most sizes, if one is known: no
             plan needs more memory than this order.
         iterations: iterations of the solver.
@@ -42,21 +42,14 @@ class Replanner:
     plan: Callable[[tuple[int, ...]], tuple[int, tuple[int, ...]]] = field(
         init=False, repr=False, compare=False
     )
-    """The same as calling the object, without the cost of a method call."""
+    """Returns the arena's size and each buffer's offset for a tuple of sizes, all in bytes. Plans
+    are verified; a negative size raises exc.BadIntervalError."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", functools.lru_cache(_MAX_CACHED)(self._solve))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)
-
-    def __call__(self, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Return the arena's size and each buffer's offset, in bytes; verified.
-
-        Raises:
-            exc.BadIntervalError: a size is negative.
-        """
-        return self.plan(sizes)
 
     def _solve(self, sizes: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         intervals = [

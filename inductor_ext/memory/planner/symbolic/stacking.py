@@ -26,7 +26,8 @@ class Stacking:
     order: tuple[int, ...]
     """The buffers from bottom to top."""
     below: tuple[tuple[int, ...], ...]
-    """The reduced lower neighbours of each buffer."""
+    """The buffers directly below each buffer: those live at the same time and not already below
+    another one of them."""
 
     def offsets(self, sizes: Sequence[int], alignments: Sequence[int]) -> tuple[list[int], int]:
         """Return the offsets and the arena's size, in bytes.
@@ -65,84 +66,6 @@ class Stacking:
         return None
 
 
-def live_at_once(lifetimes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return, for each live range, the set (as bits) of the others that overlap it."""
-    started: dict[int, int] = {}
-    ended: dict[int, int] = {}
-    for index, (start, end) in enumerate(lifetimes):
-        if start < end:
-            started[start] = started.get(start, 0) | 1 << index
-            ended[end] = ended.get(end, 0) | 1 << index
-    started_before: dict[int, int] = {}
-    ended_by: dict[int, int] = {}
-    before = by = 0
-    for time in sorted(started.keys() | ended.keys()):
-        started_before[time] = before
-        before |= started.get(time, 0)
-        by |= ended.get(time, 0)
-        ended_by[time] = by
-    return [
-        started_before[end] & ~ended_by[start] & ~(1 << index) if start < end else 0
-        for index, (start, end) in enumerate(lifetimes)
-    ]
-
-
-def stack_in_order(lifetimes: Sequence[tuple[int, int]], order: Sequence[int]) -> Stacking:
-    """Compute the reduced lower neighbours for an order from bottom to top.
-
-    Args:
-        lifetimes: `[start, end)` of each buffer.
-        order: all buffers.
-    """
-    # Bits by rank, so that the highest bit of a set is the topmost buffer in it.
-    live = live_at_once([lifetimes[index] for index in order])
-    reach: list[int] = []
-    below: list[tuple[int, ...]] = [()] * len(order)
-    for rank, index in enumerate(order):
-        rest = live[rank] & ((1 << rank) - 1)
-        reached = 0
-        lower = []
-        while rest:
-            top = rest.bit_length() - 1
-            lower.append(order[top])
-            reached |= reach[top] | 1 << top
-            rest &= ~reached
-        reach.append(reached)
-        below[index] = tuple(lower)
-    return Stacking(tuple(order), tuple(below))
-
-
-_SCALES = (Fraction(1), Fraction(1, 4), Fraction(4))
-"""Scalings of the hints at which an order is evaluated: of all hints together and of each alone."""
-
-_JOINT_SCALES = (Fraction(1, 10), Fraction(16))
-"""Further scalings, of all hints together only."""
-
-_MAX_SCALED_ALONE = 6
-"""Number of symbols that are scaled alone, those first that most buffers depend on. With the joint
-scalings, an order is evaluated at no more than 5 + 2 * 6 samples."""
-
-
-def scaled_samples(hints: Mapping[sympy.Symbol, int]) -> list[dict[sympy.Symbol, int]]:
-    """Return the values of the symbols at which an order is evaluated: the hints, then all hints
-    scaled, then one hint scaled at a time.
-
-    Args:
-        hints: values, most important symbols first.
-    """
-
-    def scaled(value: int, scale: Fraction) -> int:
-        return max(1, int(value * scale)) if scale != 1 else value
-
-    together = [*_SCALES, *_JOINT_SCALES]
-    samples = [
-        {symbol: scaled(hint, scale) for symbol, hint in hints.items()} for scale in together
-    ]
-    for symbol in list(hints)[:_MAX_SCALED_ALONE]:
-        samples += [{**hints, symbol: scaled(hints[symbol], scale)} for scale in _SCALES[1:]]
-    return [sample for position, sample in enumerate(samples) if sample not in samples[:position]]
-
-
 @dataclass(frozen=True)
 class Choice:
     """An order, with its peak and lower bound at each sample used to choose it."""
@@ -159,6 +82,99 @@ class Choice:
         return max(
             (p / b for p, b in zip(self.peaks, self.lower_bounds, strict=True) if b), default=1.0
         )
+
+
+_MAX_SOLVED = 9
+"""Maximum number of samples at which the solver is called."""
+
+_MAX_SOLVED_BUFFERS = 2000
+"""Maximum number of buffers the solver gets at all samples together, not counting the first three
+samples: large problems are solved at these only."""
+
+_GOOD_RATIO = 1.005
+"""Worst ratio at which the search ends, if the ratio at the hint is 1."""
+
+_MAX_FITS = 200
+"""Maximum number of first fits at all samples at once."""
+
+_MAX_FIT_WORK = 1_000_000
+"""Maximum cost of them together, in buffers squared: about half a second."""
+
+
+def choose_stacking(
+    lifetimes: Sequence[tuple[int, int]],
+    columns: Sequence[Sequence[int]],
+    alignments: Sequence[int],
+) -> Choice:
+    """Choose the order of buffers with the lowest worst-case ratio over several samples of their
+    sizes.
+
+    Candidates are the solver's placements at single samples and a first fit at all samples at once,
+    in several sequences; then a search moves critical buffers in the sequence. Everything ends as
+    soon as an order reaches the lower bound at every sample; the search already ends close to it.
+    Its budget is counted, never timed.
+
+    Args:
+        lifetimes: `[start, end)` of each buffer.
+        columns: for each sample, the size of each buffer in bytes, rounded up to its alignment; the
+            first sample is the hint.
+        alignments: bytes, powers of two.
+    """
+    search = _OrderSearch(lifetimes, columns, alignments)
+    count = len(lifetimes)
+    solved = min(_MAX_SOLVED, max(len(_SCALES), _MAX_SOLVED_BUFFERS // max(count, 1)))
+    for number in range(min(solved, len(columns))):
+        intervals = [
+            Interval(*life, needs[number], alignment)
+            for life, needs, alignment in zip(lifetimes, search.sizes_of, alignments, strict=True)
+        ]
+        placement = solver.solve(intervals)
+        best = search.evaluate(search.order_of(placement.offsets))
+        if search.is_optimal:
+            return best[1]
+    return _refine(search)
+
+
+def _refine(search: _OrderSearch) -> Choice:
+    """Search among first fits at all samples at once, with sequences derived from the best one."""
+    assert search.best is not None
+    generator = random.Random(0)
+    count = len(search.lifetimes)
+    fits = min(_MAX_FITS, _MAX_FIT_WORK // count**2)
+    shares = [
+        max(
+            size / bound if bound else 0.0
+            for size, bound in zip(needs, search.lower_bounds, strict=True)
+        )
+        for needs in search.sizes_of
+    ]
+    lengths = [end - start for start, end in search.lifetimes]
+    starts = [start for start, _ in search.lifetimes]
+    sequences = [
+        list(search.best[1].stacking.order),
+        sorted(range(count), key=lambda i: (-shares[i], -lengths[i])),
+        sorted(range(count), key=lambda i: -shares[i] * lengths[i]),
+        sorted(range(count), key=lambda i: (-lengths[i], -shares[i])),
+        sorted(range(count), key=lambda i: (starts[i], -shares[i])),
+    ][:fits]
+    candidates = [
+        (*search.evaluate(search.first_fit(sequence)), sequence) for sequence in sequences
+    ]
+    for _ in range(fits - len(sequences)):
+        if search.is_good:
+            break
+        value, choice, sequence = min(candidates, key=operator.itemgetter(0))
+        candidate = list(sequence)
+        place = candidate.index(generator.choice(search.critical_chain(choice)))
+        if generator.random() < 0.5:
+            candidate.insert(generator.randrange(place + 1), candidate.pop(place))
+        else:
+            other = generator.randrange(count)
+            candidate[place], candidate[other] = candidate[other], candidate[place]
+        new_value, choice = search.evaluate(search.first_fit(candidate))
+        if new_value <= value:
+            candidates = [(new_value, choice, candidate)]
+    return search.best[1]
 
 
 class _OrderSearch:
@@ -222,9 +238,9 @@ class _OrderSearch:
         In the given sequence, each buffer is placed in the lowest gap between buffers live at the
         same time that is wide enough at every sample.
         """
-        nothing = [0] * len(self.columns)
-        offsets = [nothing] * len(self.lifetimes)
-        ends = [nothing] * len(self.lifetimes)
+        zeros = [0] * len(self.columns)
+        offsets = [zeros] * len(self.lifetimes)
+        ends = [zeros] * len(self.lifetimes)
         placements: list[tuple[int, int]] = []
         for index in sequence:
             live = self.live[index]
@@ -235,15 +251,15 @@ class _OrderSearch:
             for other in reversed(near):
                 above = offsets[other]
                 ceilings.append(list(map(min, above, ceilings[-1])) if ceilings else above)
-            floor = nothing
+            low = zeros
             for other in near:
-                tops = map(operator.add, floor, needs)
+                tops = map(operator.add, low, needs)
                 if all(map(operator.le, tops, ceilings.pop())):
                     break
-                floor = [(end - mask - 1) & mask for end in map(max, floor, ends[other])]
-            offsets[index] = floor
-            ends[index] = list(map(operator.add, floor, needs))
-            bisect.insort(placements, (floor[0], index))
+                low = [(end - mask - 1) & mask for end in map(max, low, ends[other])]
+            offsets[index] = low
+            ends[index] = list(map(operator.add, low, needs))
+            bisect.insort(placements, (low[0], index))
         return self.order_of([offset[0] for offset in offsets])
 
     def critical_chain(self, choice: Choice) -> list[int]:
@@ -258,98 +274,79 @@ class _OrderSearch:
         return chain
 
 
-_MAX_SOLVED = 9
-"""Maximum number of samples at which the solver is called."""
-
-_MAX_SOLVED_BUFFERS = 2000
-"""Maximum number of buffers the solver gets at all samples together, not counting the first three
-samples: large problems are solved at these only."""
-
-_GOOD_RATIO = 1.005
-"""Worst ratio at which the search ends, if the ratio at the hint is 1."""
-
-_MAX_FITS = 200
-"""Maximum number of first fits at all samples at once."""
-
-_MAX_FIT_WORK = 1_000_000
-"""Maximum cost of them together, in buffers squared: about half a second."""
-
-
-def choose_stacking(
-    lifetimes: Sequence[tuple[int, int]],
-    columns: Sequence[Sequence[int]],
-    alignments: Sequence[int],
-    *,
-    iterations: int = solver.DEFAULT_ITERATIONS,
-    seed: int = 0,
-) -> Choice:
-    """Choose the order of buffers with the lowest worst-case ratio over several samples of their
-    sizes.
-
-    Candidates are the solver's placements at single samples and a first fit at all samples at once,
-    in several sequences; then a search moves critical buffers in the sequence. Everything ends as
-    soon as an order reaches the lower bound at every sample; the search already ends close to it.
-    Its budget is counted, never timed.
+def stack_in_order(lifetimes: Sequence[tuple[int, int]], order: Sequence[int]) -> Stacking:
+    """Compute `Stacking.below` for an order from bottom to top.
 
     Args:
         lifetimes: `[start, end)` of each buffer.
-        columns: for each sample, the size of each buffer in bytes, rounded up to its alignment; the
-            first sample is the hint.
-        alignments: bytes, powers of two.
-        iterations: iterations of the solver, per sample.
-        seed: seed of the searches.
+        order: all buffers.
     """
-    chooser = _OrderSearch(lifetimes, columns, alignments)
-    count = len(lifetimes)
-    solved = min(_MAX_SOLVED, max(len(_SCALES), _MAX_SOLVED_BUFFERS // max(count, 1)))
-    for number in range(min(solved, len(columns))):
-        intervals = [
-            Interval(*life, needs[number], alignment)
-            for life, needs, alignment in zip(lifetimes, chooser.sizes_of, alignments, strict=True)
-        ]
-        placement = solver.solve(intervals, iterations=iterations, seed=seed)
-        best = chooser.evaluate(chooser.order_of(placement.offsets))
-        if chooser.is_optimal:
-            return best[1]
-    return _refine(chooser, random.Random(seed))
+    # Bits by rank, so that the highest bit of a set is the topmost buffer in it.
+    live = live_at_once([lifetimes[index] for index in order])
+    reach: list[int] = []
+    below: list[tuple[int, ...]] = [()] * len(order)
+    for rank, index in enumerate(order):
+        rest = live[rank] & ((1 << rank) - 1)
+        reached = 0
+        lower = []
+        while rest:
+            top = rest.bit_length() - 1
+            lower.append(order[top])
+            reached |= reach[top] | 1 << top
+            rest &= ~reached
+        reach.append(reached)
+        below[index] = tuple(lower)
+    return Stacking(tuple(order), tuple(below))
 
 
-def _refine(chooser: _OrderSearch, generator: random.Random) -> Choice:
-    """Search among first fits at all samples at once, with sequences derived from the best one."""
-    assert chooser.best is not None
-    count = len(chooser.lifetimes)
-    fits = min(_MAX_FITS, _MAX_FIT_WORK // count**2)
-    shares = [
-        max(
-            size / bound if bound else 0.0
-            for size, bound in zip(needs, chooser.lower_bounds, strict=True)
-        )
-        for needs in chooser.sizes_of
+def live_at_once(lifetimes: Sequence[tuple[int, int]]) -> list[int]:
+    """Return, for each live range, the set (as bits) of the others that overlap it."""
+    started: dict[int, int] = {}
+    ended: dict[int, int] = {}
+    for index, (start, end) in enumerate(lifetimes):
+        if start < end:
+            started[start] = started.get(start, 0) | 1 << index
+            ended[end] = ended.get(end, 0) | 1 << index
+    started_before: dict[int, int] = {}
+    ended_by: dict[int, int] = {}
+    before = by = 0
+    for time in sorted(started.keys() | ended.keys()):
+        started_before[time] = before
+        before |= started.get(time, 0)
+        by |= ended.get(time, 0)
+        ended_by[time] = by
+    return [
+        started_before[end] & ~ended_by[start] & ~(1 << index) if start < end else 0
+        for index, (start, end) in enumerate(lifetimes)
     ]
-    lengths = [end - start for start, end in chooser.lifetimes]
-    starts = [start for start, _ in chooser.lifetimes]
-    sequences = [
-        list(chooser.best[1].stacking.order),
-        sorted(range(count), key=lambda i: (-shares[i], -lengths[i])),
-        sorted(range(count), key=lambda i: -shares[i] * lengths[i]),
-        sorted(range(count), key=lambda i: (-lengths[i], -shares[i])),
-        sorted(range(count), key=lambda i: (starts[i], -shares[i])),
-    ][:fits]
-    candidates = [
-        (*chooser.evaluate(chooser.first_fit(sequence)), sequence) for sequence in sequences
+
+
+_SCALES = (Fraction(1), Fraction(1, 4), Fraction(4))
+"""Scalings of the hints at which an order is evaluated: of all hints together and of each alone."""
+
+_JOINT_SCALES = (Fraction(1, 10), Fraction(16))
+"""Further scalings, of all hints together only."""
+
+_MAX_SCALED_ALONE = 6
+"""Number of symbols that are scaled alone, those first that most buffers depend on. With the joint
+scalings, an order is evaluated at no more than 5 + 2 * 6 samples."""
+
+
+def scaled_samples(hints: Mapping[sympy.Symbol, int]) -> list[dict[sympy.Symbol, int]]:
+    """Return the values of the symbols at which an order is evaluated: the hints, then all hints
+    scaled, then one hint scaled at a time.
+
+    Args:
+        hints: values, most important symbols first.
+    """
+
+    def scaled(value: int, scale: Fraction) -> int:
+        return max(1, int(value * scale)) if scale != 1 else value
+
+    together = [*_SCALES, *_JOINT_SCALES]
+    samples = [
+        {symbol: scaled(hint, scale) for symbol, hint in hints.items()} for scale in together
     ]
-    for _ in range(fits - len(sequences)):
-        if chooser.is_good:
-            break
-        value, choice, sequence = min(candidates, key=operator.itemgetter(0))
-        candidate = list(sequence)
-        place = candidate.index(generator.choice(chooser.critical_chain(choice)))
-        if generator.random() < 0.5:
-            candidate.insert(generator.randrange(place + 1), candidate.pop(place))
-        else:
-            other = generator.randrange(count)
-            candidate[place], candidate[other] = candidate[other], candidate[place]
-        new_value, choice = chooser.evaluate(chooser.first_fit(candidate))
-        if new_value <= value:
-            candidates = [(new_value, choice, candidate)]
-    return chooser.best[1]
+    for symbol in list(hints)[:_MAX_SCALED_ALONE]:
+        samples += [{**hints, symbol: scaled(hints[symbol], scale)} for scale in _SCALES[1:]]
+    return [sample for position, sample in enumerate(samples) if sample not in samples[:position]]

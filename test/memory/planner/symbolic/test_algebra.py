@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext.memory.planner import interval as problem
-from inductor_ext.memory.planner.symbolic.algebra import Algebra
 from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from inductor_ext.memory.planner.symbolic.stacking import stack_in_order
 from test.support.planner_examples import examples
+from test.support.planner_expressions import make_algebra
 
 S, T, U = (sympy.Symbol(name, integer=True, positive=True) for name in "stu")
 UNKNOWN = sympy.Symbol("i0", integer=True)
@@ -38,13 +38,13 @@ UNKNOWN = sympy.Symbol("i0", integer=True)
     ],
 )
 def test_a_maximum_loses_what_is_never_the_largest(values: list[object], text: str) -> None:
-    algebra = Algebra(values)
+    algebra = make_algebra(values)
     found = algebra.maximum([algebra.size(value, 64) for value in values])
     assert str(algebra.expression(found)) == text
 
 
 def test_a_maximum_of_maxima_is_one() -> None:
-    algebra = Algebra([64 * S, 64 * T, 64 * U])
+    algebra = make_algebra([64 * S, 64 * T, 64 * U])
     s, t, u = (algebra.size(64 * symbol, 64) for symbol in (S, T, U))
     inner = algebra.maximum([s, t])
     assert str(algebra.expression(algebra.maximum([inner, u]))) == "Max(64*s, 64*t, 64*u)"
@@ -53,7 +53,7 @@ def test_a_maximum_of_maxima_is_one() -> None:
 
 
 def test_a_visible_multiple_is_not_rounded() -> None:
-    algebra = Algebra([4 * S])
+    algebra = make_algebra([4 * S])
     rounded = algebra.size(4 * S, 64)
     assert str(algebra.expression(rounded)) == "Align(4*s, 64)"
     assert algebra.align(rounded, 64) is rounded
@@ -66,7 +66,7 @@ def test_a_visible_multiple_is_not_rounded() -> None:
 
 def test_rounding_adds_to_what_is_rounded_already() -> None:
     # One that need not be aligned lies on one that is, and an aligned one on both.
-    algebra = Algebra([4 * S])
+    algebra = make_algebra([4 * S])
     offsets, size = algebra.stack(stack_in_order([(0, 1)] * 3, range(3)), [4 * S] * 3, [64, 1, 64])
     assert [str(offset) for offset in offsets] == ["0", "Align(4*s, 64)", "2*Align(4*s, 64)"]
     assert str(size) == "3*Align(4*s, 64)"
@@ -104,7 +104,7 @@ def test_what_is_left_out_of_an_expression_never_matters(
     order = list(range(len(buffers)))
     generator.shuffle(order)
     stack = stack_in_order(lifetimes, order)
-    algebra = Algebra(sizes)
+    algebra = make_algebra(sizes)
     offsets, height = algebra.stack(stack, sizes, alignments)
     program = ExpressionEvaluator([height, *offsets], algebra.definitions)
     for point in points:
@@ -116,7 +116,7 @@ def test_what_is_left_out_of_an_expression_never_matters(
 
 def test_a_long_maximum_is_given_a_name() -> None:
     names = [sympy.Symbol(f"x{i}", integer=True, positive=True) for i in range(30)]
-    algebra = Algebra([4 * name for name in names], prefix="arena3")
+    algebra = make_algebra([4 * name for name in names], prefix="arena3")
     top = algebra.maximum([algebra.size(4 * name, 64) for name in names])
     assert str(algebra.expression(top)) == "arena3_part0"
     ((symbol, part),) = algebra.definitions

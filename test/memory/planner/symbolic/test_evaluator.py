@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import sympy
 
-from inductor_ext.memory.planner.symbolic.evaluator import Align, ExpressionEvaluator
+from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
+from test.support.planner_expressions import Align
 
 S, T, U = (sympy.Symbol(name, integer=True, positive=True) for name in "stu")
 

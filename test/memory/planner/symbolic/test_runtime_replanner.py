@@ -23,17 +23,17 @@ def replanner() -> Replanner:
 def test_a_replanner_plans_each_tuple_of_sizes_once(
     replanner: Replanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = replanner((64, 1000))
+    first = replanner.plan((64, 1000))
     assert first == (1088, (1024, 0, 1024))
-    assert replanner((640, 64))[0] == 704
+    assert replanner.plan((640, 64))[0] == 704
     monkeypatch.setattr(solver, "solve", None)
-    assert replanner((64, 1000)) is first
+    assert replanner.plan((64, 1000)) is first
 
 
 def test_a_replanner_is_rebuilt_from_its_repr(replanner: Replanner) -> None:
     for copy in (eval(repr(replanner)), pickle.loads(pickle.dumps(replanner))):
         assert copy == replanner
-        assert copy((64, 1000)) == replanner((64, 1000))
+        assert copy.plan((64, 1000)) == replanner.plan((64, 1000))
 
 
 def test_a_replanner_needs_no_more_than_a_known_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,28 +44,28 @@ def test_a_replanner_needs_no_more_than_a_known_order(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(solver, "solve", one_above_the_other)
     fields = {"starts": (0, 1, 2), "ends": (2, 3, 4), "alignments": (64,) * 3, "which": (0, 1, 0)}
-    assert Replanner(**fields)((64, 128)) == (256, (0, 64, 192))
-    assert Replanner(**fields, order=(1, 0, 2))((64, 128)) == (192, (128, 0, 128))
+    assert Replanner(**fields).plan((64, 128)) == (256, (0, 64, 192))
+    assert Replanner(**fields, order=(1, 0, 2)).plan((64, 128)) == (192, (128, 0, 128))
 
 
 def test_a_replanner_forgets_the_oldest(replanner: Replanner) -> None:
     for size in range(runtime_replanner._MAX_CACHED + 10):
-        replanner((size, 0))
+        replanner.plan((size, 0))
     assert replanner.plan.cache_info().currsize == runtime_replanner._MAX_CACHED  # type: ignore[attr-defined]
 
 
 def test_a_replanner_refuses_a_negative_size(replanner: Replanner) -> None:
     with pytest.raises(exc.BadIntervalError):
-        replanner((64, -1))
+        replanner.plan((64, -1))
 
 
 def test_threads_share_a_replanner(replanner: Replanner) -> None:
     sizes = [(64 * a, 64 * b) for a, b in itertools.product(range(1, 8), repeat=2)]
-    expected = [Replanner(**vars_of(replanner))(pair) for pair in sizes]
+    expected = [Replanner(**vars_of(replanner)).plan(pair) for pair in sizes]
     results: list[list[object]] = []
 
     def work() -> None:
-        results.append([replanner(pair) for pair in sizes])
+        results.append([replanner.plan(pair) for pair in sizes])
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -36,7 +36,7 @@ def live_together(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return max(a[0], b[0]) < min(a[1], b[1])
 
 
-def test_only_reduced_lower_neighbours_are_kept() -> None:
+def test_only_buffers_directly_below_are_listed() -> None:
     # All three live at once: the topmost needs to know of the middle one alone.
     assert stack_in_order([(0, 3)] * 3, [2, 0, 1]).below == ((2,), (0,), ())
     # The first and the last never meet, so that both carry the one in the middle.
@@ -54,7 +54,7 @@ def test_a_stacking_orders_what_is_live_at_once_and_nothing_more(
     assert found.unordered(lifetimes) is None
     for index, lower in enumerate(found.below):
         assert all(live_together(lifetimes[index], lifetimes[other]) for other in lower)
-        # Reduced: without any one of the neighbours the order is not complete.
+        # Reduced: without any one of them the order is not complete.
         for missing in lower:
             fewer = list(found.below)
             fewer[index] = tuple(other for other in lower if other != missing)
