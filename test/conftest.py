@@ -144,19 +144,27 @@ def _reset_dynamo() -> None:
 
 
 @pytest.fixture
+def repeated_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `events.warn_once` repeat warnings of earlier tests."""
+    from inductor_ext import events
+
+    monkeypatch.setattr(events, "_warned", set())
+
+
+@pytest.fixture
 def no_compiler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+    repeated_warnings: None,
 ) -> Iterator[None]:
     """A machine without any compiler on PATH, where nothing has been said yet."""
     from torch._inductor import config as inductor_config
 
-    from inductor_ext import events
     from inductor_ext.toolchain import components
 
     monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("no_compiler")))
     for variable in ("CXX", "CC"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(events, "_warned", set())
     components.clear()
     # Inductor has read CXX when it was imported.
     with inductor_config.patch({"cpp.cxx": (None, "g++")}):

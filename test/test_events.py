@@ -35,8 +35,19 @@ def test_records_describe_themselves_and_are_json() -> None:
 
 
 def test_records_are_still_found_under_their_former_names() -> None:
-    assert PackageRecord is PackageRecord
-    for name in events._FORMER_NAMES:
+    assert events.PackageRecord is PackageRecord
+    for name in (
+        "ArtifactCacheRecord",
+        "CompileRecord",
+        "EagerFallbackRecord",
+        "MemoryPlanRecord",
+        "PackageRecord",
+        "PlannedArena",
+        "PlannedStorage",
+        "ProductCandidate",
+        "ProductRecord",
+        "TuningRecord",
+    ):
         assert getattr(events, name).__name__ == name
     with pytest.raises(AttributeError, match="NoSuchRecord"):
         _ = events.NoSuchRecord

@@ -155,7 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "clean":
         return _clean(store, arguments.max_bytes)
     sources = (
-        _read_tuned_kernels(values, arguments.arch) if arguments.tuned else _rank_kernels(arguments)
+        _read_tuned_kernels(values, arguments.arch) if arguments.tuned else rank_kernels(arguments)
     )
     return _build(sources, store, arguments)
 
@@ -230,7 +230,7 @@ def _parse_sizes(text: str) -> list[tuple[int, int, int]]:
     return result
 
 
-def _rank_kernels(arguments: argparse.Namespace) -> dict[Source, str]:
+def rank_kernels(arguments: argparse.Namespace) -> dict[Source, str]:
     """Return the kernels that rank first, mapped to a description of the GEMM they are for."""
     from inductor_ext.autotune.cutlass_options import Options
     from inductor_ext.templates import kernels as families
@@ -248,14 +248,14 @@ def _rank_kernels(arguments: argparse.Namespace) -> dict[Source, str]:
     for dtype in dtypes:
         for layout in layouts:
             for epilogue in epilogues:
-                for problem in _trace_problems(dtype, layout, epilogue, sizes):
+                for problem in trace_problems(dtype, layout, epilogue, sizes):
                     for config, _ in options.rank(problem, device):
                         source = families.source_of(problem, config)
                         sources.setdefault(source, f"{dtype} {layout} {epilogue}")
     return sources
 
 
-def _trace_problems(
+def trace_problems(
     dtype: str, layout: str, epilogue: str, sizes: list[tuple[int, int, int]]
 ) -> Iterator[GemmProblem]:
     """Yield GEMM problems traced as in a model's graph, so that epilogues match compiles."""

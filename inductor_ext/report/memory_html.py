@@ -31,12 +31,12 @@ _OTHER = "other"
 _NO_MODULE = "none"
 
 _WIDTH, _LEFT, _RIGHT = 1000, 84, 10
-_CURVE_TOP, _CURVE_HEIGHT = 18, 130
+CURVE_TOP, CURVE_HEIGHT = 18, 130
 _PLAN_TOP, _PLAN_HEIGHT = 176, 360
 _HEIGHT = 560
 
-_MOST_LOOSE = 500
-_MOST_MEMBERS = 1500
+MOST_LOOSE = 500
+MOST_MEMBERS = 1500
 """Maximum number of storages drawn individually in one chart, outside of arenas and inside."""
 
 _STYLE = """
@@ -87,7 +87,7 @@ def page(
         measured: measured memory use of a run; may be empty.
         top: maximum number of rows in the table of each peak.
     """
-    groups = _Groups(records)
+    groups = ModuleGroups(records)
     body = [f"<h1>Memory of {escape(title)}</h1>", groups.legend()]
     for index, (record, caption) in enumerate(zip(records, captions, strict=True)):
         body.append(f"<h2>{index + 1}. {escape(caption)}</h2>")
@@ -116,7 +116,7 @@ def page(
 # --- colours ------------------------------------------------------------------------------------
 
 
-class _Groups:
+class ModuleGroups:
     """Assigns colours to modules, at the deepest level that the palette can distinguish."""
 
     def __init__(self, records: Iterable[MemoryPlanRecord]) -> None:
@@ -221,7 +221,7 @@ def _area(storage: PlannedStorage) -> int:
 class _Chart:
     """The drawing of a plan's memory on one device."""
 
-    def __init__(self, record: MemoryPlanRecord, device: str, groups: _Groups) -> None:
+    def __init__(self, record: MemoryPlanRecord, device: str, groups: ModuleGroups) -> None:
         self.record = record
         self.device = device
         self.groups = groups
@@ -239,7 +239,7 @@ class _Chart:
         storages.sort(key=_area, reverse=True)
         self.members = [s for s in storages if s.arena is not None]
         self.loose = [s for s in storages if s.arena is None]
-        drawn, self.rest = self.loose[:_MOST_LOOSE], self.loose[_MOST_LOOSE:]
+        drawn, self.rest = self.loose[:MOST_LOOSE], self.loose[MOST_LOOSE:]
         self.arena_count = len(arenas)
         self.blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in drawn]
         self.height = _stack_blocks(self.blocks)
@@ -258,7 +258,7 @@ class _Chart:
             *_draw_axes(self.length, self.total, self.x, self.y),
             *_draw_curves(self.record, self.device, self.held, self.peak_step, self.x),
         ]
-        single = set(map(id, self.members[:_MOST_MEMBERS]))
+        single = set(map(id, self.members[:MOST_MEMBERS]))
         by_arena: dict[int | None, list[PlannedStorage]] = {}
         for storage in self.members:
             by_arena.setdefault(storage.arena, []).append(storage)
@@ -319,10 +319,10 @@ class _Chart:
 
     def _draw_peak_marker(self) -> Iterator[str]:
         at = self.x(self.peak_step + 0.5)
-        yield f'<path class="peak" d="M{at} {_CURVE_TOP}V{_PLAN_TOP + _PLAN_HEIGHT}"/>'
+        yield f'<path class="peak" d="M{at} {CURVE_TOP}V{_PLAN_TOP + _PLAN_HEIGHT}"/>'
         anchor, shift = ("end", -4) if self.peak_step > self.length / 2 else ("start", 4)
         yield (
-            f'<text x="{at + shift}" y="{_CURVE_TOP - 5}" text-anchor="{anchor}">peak, step '
+            f'<text x="{at + shift}" y="{CURVE_TOP - 5}" text-anchor="{anchor}">peak, step '
             f"{self.peak_step}: {_human(self.held[self.peak_step])}</text>"
         )
 
@@ -397,12 +397,12 @@ def _draw_curves(
     alive = peak_report.storage_bytes(record, device)
     single = len(peak_report.devices(record)) == 1
     total = max(1, held[step], *alive, record.lower_bound if single else 0)
-    bottom = _CURVE_TOP + _CURVE_HEIGHT
+    bottom = CURVE_TOP + CURVE_HEIGHT
 
     def y(size: float) -> float:
-        return round(bottom - _CURVE_HEIGHT * size / total, 2)
+        return round(bottom - CURVE_HEIGHT * size / total, 2)
 
-    yield f'<path class="axis" d="M{_LEFT} {_CURVE_TOP}V{bottom}H{_WIDTH - _RIGHT}"/>'
+    yield f'<path class="axis" d="M{_LEFT} {CURVE_TOP}V{bottom}H{_WIDTH - _RIGHT}"/>'
     yield (
         f'<path class="alive" d="{_step_path(alive, x, y)}L{x(len(alive))} {bottom}'
         f'L{x(0)} {bottom}Z">'
@@ -418,7 +418,7 @@ def _draw_curves(
         yield (
             f'<path class="bound" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"><title>{words}</title></path>'
         )
-    yield f'<text x="{_LEFT - 6}" y="{_CURVE_TOP + 8}" text-anchor="end">{_human(total)}</text>'
+    yield f'<text x="{_LEFT - 6}" y="{CURVE_TOP + 8}" text-anchor="end">{_human(total)}</text>'
     yield f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">0 B</text>'
     dashed = "; dashed: lower bound" if single else ""
     yield (

@@ -93,7 +93,7 @@ _Window = tuple[str, int, int]
 """A call of a compiled graph: its key, start and end in nanoseconds."""
 
 
-def _predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int:
+def predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int:
     """Return the plan's prediction of `growth`, given the sizes of the inputs the run freed."""
     sizes = collections.Counter(freed)
     storages = []
@@ -133,7 +133,7 @@ def measure(
         call()
     windows, allocations = _read_events(prof)
     plans = _group_by_graph(records)
-    windows = _identify_calls(windows, plans)
+    windows = identify_calls(windows, plans)
     if not windows and len(plans) == 1:
         # An AOT-compiled model does not report its name; the whole call is attributed to it.
         (only,) = plans
@@ -161,7 +161,7 @@ def _group_by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[Memor
     return plans
 
 
-def _identify_calls(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Window]:
+def identify_calls(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Window]:
     """Return the calls whose graph can be identified.
 
     Calls of graphs without a key are matched by order if there are as many of them as graphs:
@@ -185,7 +185,7 @@ def _compare(
     devices = dict.fromkeys(device for record in records for device in peak_report.devices(record))
     for device in devices:
         measured, freed = growth(a for a in inside if a.device == device)
-        predictions = [(_predict(record, device, freed), record) for record in records]
+        predictions = [(predict(record, device, freed), record) for record in records]
         prediction, record = max(predictions, key=lambda pair: pair[0])
         yield Measured(record.graph, record.kind, record.cache_key, device, prediction, measured)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from inductor_ext import events
 from inductor_ext.toolchain import components
 
-_NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
+NEEDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("jit", "cpu"): ("cxx", "python_headers"),
     ("jit", "cuda"): ("triton", "cc", "python_headers"),
     ("aot", "cpu"): ("cxx",),
@@ -34,7 +34,7 @@ def find_missing(
     """Return the first component that a compile for `devices` requires and this machine lacks."""
     # The wrapper of an ahead-of-time compile is C++ on every device.
     for device in sorted({*devices, "cpu"} if use == "aot" else devices):
-        for name in _NEEDS.get((use, device), ()):
+        for name in NEEDS.get((use, device), ()):
             component = components.probe(name)
             if not component.available:
                 return component

@@ -19,10 +19,10 @@ import inductor_ext
 from inductor_ext import _compat, config, events, exc
 from inductor_ext.autotune import decide
 from inductor_ext.hooks import scope
-from inductor_ext.memory import plan_store
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support.compile_util import INFERENCE, compiled_graphs
+from test.support.memory_plans import forget_plans
 
 Tensor = torch.Tensor
 HALF = torch.bfloat16
@@ -112,11 +112,9 @@ class TestPrecompile:
             )
         return found
 
+    @pytest.mark.usefixtures("repeated_warnings")
     @pytest.mark.parametrize("by", ["activate", "install"])
-    def test_under_an_activation_it_is_inductors(
-        self, by: str, monkeypatch: pytest.MonkeyPatch, caplog: Any
-    ) -> None:
-        monkeypatch.setattr(events, "_warned", set())
+    def test_under_an_activation_it_is_inductors(self, by: str, caplog: Any) -> None:
         stock, _ = self.source()
         assert self.WARNING not in caplog.text
         settings: dict[str, Any] = {"memory_arenas": "always"}
@@ -148,14 +146,12 @@ class TestPrecompile:
         assert kinds == INFERENCE
 
 
-def test_a_region_with_a_compiler_of_its_own_is_inductors(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+@pytest.mark.usefixtures("repeated_warnings")
+def test_a_region_with_a_compiler_of_its_own_is_inductors(caplog: Any) -> None:
     from torch._dynamo.backends.common import aot_autograd
     from torch._higher_order_ops.invoke_subgraph import get_invoke_subgraph_compile_options
     from torch.fx.passes import regional_inductor_invoke_subgraph as passes
 
-    monkeypatch.setattr(events, "_warned", set())
     compiler = passes.regional_inductor_invoke_subgraph
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
 
@@ -261,7 +257,7 @@ def test_a_mega_cache_without_memory_plans_is_reported_as_such() -> None:
         packed = torch.compiler.save_cache_artifacts()
     assert packed is not None
     # As in another process.
-    plan_store._plans.clear()
+    forget_plans()
     with fresh_cache():
         torch.compiler.load_cache_artifacts(packed[0])
         with compiled_graphs() as kinds:

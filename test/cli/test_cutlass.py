@@ -73,7 +73,7 @@ class TestBuild:
         problem = matmul_nodes.problem_of(node)
         assert problem is not None
         asked = next(match_cutlass.find_cutlass_matches(node, problem)).kernel_problem(problem)
-        assert list(cutlass._trace_problems("bf16", "rc", epilogue, SIZES)) == [asked]
+        assert list(cutlass.trace_problems("bf16", "rc", epilogue, SIZES)) == [asked]
 
     def test_classes_are_multiplied(
         self, store: ArtifactStore, capsys: pytest.CaptureFixture[str]
@@ -102,7 +102,7 @@ class TestBuild:
         parser = cutlass.argparse.ArgumentParser()
         cutlass.add_arguments(parser)
         arguments = parser.parse_args(["build", "--arch", arch, "--gemm", "4096x4096x4096"])
-        found = cutlass._rank_kernels(arguments)
+        found = cutlass.rank_kernels(arguments)
         assert {item.architecture for item in found} == {arch.removeprefix("sm_")}
         assert all(part in entry.name for entry in found)
 
@@ -157,7 +157,7 @@ class TestBuild:
     ) -> None:
         first, second = (Source(f"kernel_{i}", f"text {i}", "90a") for i in range(2))
         monkeypatch.setattr(
-            cutlass, "_rank_kernels", lambda _: {first: "a purpose", second: "another"}
+            cutlass, "rank_kernels", lambda _: {first: "a purpose", second: "another"}
         )
         fill(store, first)
         asked: list[Source] = []

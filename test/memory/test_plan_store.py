@@ -11,7 +11,7 @@ import pytest
 
 from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.memory import compiled_callables, plan_store
-from test.support.memory_plans import SMALL
+from test.support.memory_plans import SMALL, forget_plans
 
 
 class TestParse:
@@ -48,9 +48,9 @@ class TestStore:
         compiled_callables.begin_compile().add("fkey", [SMALL, PackageRecord("a", 1, 0.1)])
         expected = (dataclasses.replace(SMALL, cache_key="fkey"),)
         assert plan_store.load("fkey") == expected
-        plan_store._plans.clear()
+        forget_plans()
         assert plan_store.load("fkey") == expected
-        plan_store._plans.clear()
+        forget_plans()
         (path,) = tmp_path.rglob("fkey.json")
         path.write_text("[{}]")
         assert plan_store.load("fkey") is None

@@ -355,8 +355,15 @@ class TestCaches:
             assert report.caches[0].path == expected
 
     def test_little_space(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor, "_LITTLE_SPACE", 1 << 62)
-        assert any(re.match(r"Only [\d.]+ [GT]iB are free", r) for r in doctor.examine().remarks)
+        real = os.statvfs
+
+        def almost_full(path: str) -> Any:
+            status = real(path)
+            fields = {name: getattr(status, name) for name in ("f_frsize", "f_flag")}
+            return types.SimpleNamespace(f_bavail=(512 << 20) // status.f_frsize, **fields)
+
+        monkeypatch.setattr(os, "statvfs", almost_full)
+        assert any(re.match(r"Only 512.00 MiB are free", r) for r in doctor.examine().remarks)
 
 
 class TestRegistration:

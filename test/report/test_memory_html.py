@@ -121,18 +121,18 @@ class TestPicture:
     def test_curves_reach_the_peak_and_the_bound(self) -> None:
         _, (svg,) = drawings(MemoryReport("m", (SMALL,)).to_html())
         paths = {element.attrib["class"]: element.attrib["d"] for element in svg.iter(f"{SVG}path")}
-        bottom = memory_html._CURVE_TOP + memory_html._CURVE_HEIGHT
+        bottom = memory_html.CURVE_TOP + memory_html.CURVE_HEIGHT
         heights = {
             name: bottom - min(float(y) for y in re.findall(r"V([\d.]+)", paths[name]))
             for name in ("held", "alive")
         }
         _, bound = numbers(paths["bound"])[:2]
-        assert heights["held"] == memory_html._CURVE_HEIGHT
+        assert heights["held"] == memory_html.CURVE_HEIGHT
         assert heights["alive"] / heights["held"] == pytest.approx(6144 / 7168, abs=0.001)
         assert (bottom - bound) / heights["held"] == pytest.approx(6144 / 7168, abs=0.001)
         at, top, _ = numbers(paths["peak"])
         (frame,) = rectangles(svg.findall(f"{SVG}g")[0], "frame")
-        assert top == memory_html._CURVE_TOP
+        assert top == memory_html.CURVE_TOP
         assert at == pytest.approx(frame.left + 2.5 * (frame.right - frame.left) / 5, abs=SLACK)
 
     def test_ten_thousand_storages(self) -> None:
@@ -141,7 +141,7 @@ class TestPicture:
         assert len(html) < 2_000_000
         _, (svg,) = drawings(html)
         singles = [e for e in svg.iter(f"{SVG}rect") if "s" in e.attrib["class"].split()]
-        assert len(singles) == memory_html._MOST_LOOSE + memory_html._MOST_MEMBERS
+        assert len(singles) == memory_html.MOST_LOOSE + memory_html.MOST_MEMBERS
         rest = [e.findtext(f"{SVG}title") or "" for e in svg.iter(f"{SVG}path")]
         counts = [int(match[1]) for text in rest if (match := re.match(r"(\d+) smaller", text))]
         assert sum(counts) + len(singles) == 10_000
@@ -162,7 +162,7 @@ class TestPicture:
                     for name, size in zip(names, sizes, strict=True)
                 )
             )
-            groups = memory_html._Groups([record])
+            groups = memory_html.ModuleGroups([record])
             return {name: groups.css_class(name) for name in names}
 
         found = colours(1, 2, 3, 4, 5)
@@ -173,10 +173,10 @@ class TestPicture:
         record = plan(
             tuple(storage(f"b{i}", 9 - i % 3, 0, 1, module=f"net.{i}.fc") for i in range(9))
         )
-        groups = memory_html._Groups([record])
+        groups = memory_html.ModuleGroups([record])
         assert {groups.css_class(f"net.{i}.fc") for i in range(9)} == {"m0"}
         wide = plan(tuple(storage(f"b{i}", 20 - i, 0, 1, module=f"m{i}") for i in range(9)))
-        groups = memory_html._Groups([wide])
+        groups = memory_html.ModuleGroups([wide])
         assert [groups.css_class(f"m{i}") for i in range(9)] == [
             *(f"m{i}" for i in range(7)),
             "other",

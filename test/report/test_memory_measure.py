@@ -22,10 +22,10 @@ class TestMeasure:
                 storage("out", 1024, 0, 2, kind="output"),
             )
         )
-        assert memory_measure._predict(record, "cpu", [1000]) == 2048
-        assert memory_measure._predict(record, "cpu", []) == 3072
-        assert memory_measure._predict(record, "cpu", [4096, 1024]) == 1024
-        assert memory_measure._predict(record, "cpu", [999_999]) == 3072
+        assert memory_measure.predict(record, "cpu", [1000]) == 2048
+        assert memory_measure.predict(record, "cpu", []) == 3072
+        assert memory_measure.predict(record, "cpu", [4096, 1024]) == 1024
+        assert memory_measure.predict(record, "cpu", [999_999]) == 3072
 
     def test_deviation(self) -> None:
         measured = Measured("call", "forward", None, "cpu", 1000, 1025)
@@ -35,16 +35,16 @@ class TestMeasure:
 
     def test_graphs_without_a_key_are_identified_by_order(self) -> None:
         windows = [("None", 0, 1), ("key", 2, 3), ("None", 4, 5)]
-        assert memory_measure._identify_calls(windows, ["None0", "None1", "key"]) == [
+        assert memory_measure.identify_calls(windows, ["None0", "None1", "key"]) == [
             ("key", 2, 3),
             ("None0", 0, 1),
             ("None1", 4, 5),
         ]
-        assert memory_measure._identify_calls(windows, ["None0"]) == [
+        assert memory_measure.identify_calls(windows, ["None0"]) == [
             ("key", 2, 3),
             ("None0", 0, 1),
             ("None0", 4, 5),
         ]
-        assert memory_measure._identify_calls(windows, ["None0", "None1", "None2"]) == [
+        assert memory_measure.identify_calls(windows, ["None0", "None1", "None2"]) == [
             ("key", 2, 3)
         ]

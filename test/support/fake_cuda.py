@@ -93,7 +93,7 @@ def _kernels(text: str) -> Iterator[tuple[str, str]]:
             yield name, "\n".join(lines) + "\n"
 
 
-class _Stop(Exception):
+class Stop(Exception):
     """Raised when the code is known, before it is loaded."""
 
 
@@ -137,11 +137,11 @@ def lower(
                 lambda *args: _as_tuple(function(*args)), decomposition_table=select_decomp_table()
             )(*arguments)
         context = torch._guards.TracingContext(mode)
-        with torch._guards.tracing(context), contextlib.suppress(_Stop):
+        with torch._guards.tracing(context), contextlib.suppress(Stop):
             try:
                 compile_fx.compile_fx_inner(module, arguments)
             except InductorError as error:
-                if not isinstance(error.inner_exception, _Stop):
+                if not isinstance(error.inner_exception, Stop):
                     raise
     return Lowered(seen.code, tuple(seen.choices))
 
@@ -178,7 +178,7 @@ def lower_cpp(
     def compile_artifact(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
         assert isinstance(graph.wrapper_code, cpp_wrapper.AotWrapper)
         found.append(wrapper_code)
-        raise _Stop
+        raise Stop
 
     with (
         scope.compile_scope(config.snapshot({})),
@@ -284,7 +284,7 @@ def device(
     def compile_to_module(graph: Any) -> Any:
         code, _ = graph.codegen()
         seen.code = getattr(code, "value", code)
-        raise _Stop
+        raise Stop
 
     def lookup(
         _self: Any,

@@ -12,6 +12,8 @@ import torch
 import torch._inductor
 from torch.utils import _pytree as pytree
 
+from inductor_ext.cpp_wrapper.load.model import Model
+from inductor_ext.cpp_wrapper.load.native import NativeLibrary
 from test.fuzz import aot_packages as artifact_fuzz
 
 
@@ -96,3 +98,8 @@ def check(model: Callable[..., Any], plain: Plain, rows: tuple[int, ...] = (2, 5
 
 
 X = torch.ones(4, 8)
+
+
+def library_of(model: Model) -> NativeLibrary:
+    """The shared library of a loaded model."""
+    return model._library

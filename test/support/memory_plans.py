@@ -7,6 +7,7 @@ import random
 from typing import Any
 from xml.etree import ElementTree
 
+from inductor_ext.memory import plan_store
 from inductor_ext.memory.planner import peak_report
 from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.report.memory_measure import Measured
@@ -138,3 +139,8 @@ def drawings(html: str) -> tuple[ElementTree.Element, list[ElementTree.Element]]
     """The page and its drawings, as XML."""
     page = ElementTree.fromstring(html)
     return page, list(page.iter(f"{SVG}svg"))
+
+
+def forget_plans() -> None:
+    """Drop the plans in this process's memory; those in files stay."""
+    plan_store._plans.clear()

@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(cuda, "_CUDA_HOME", str(tmp_path / "no-cuda"))
+    monkeypatch.setattr(cuda, "DEFAULT_CUDA_HOME", str(tmp_path / "no-cuda"))
     # What this test process has imported must not count.
     monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
     monkeypatch.delitem(sys.modules, "torch.utils.cpp_extension", raising=False)

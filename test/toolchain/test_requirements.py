@@ -132,11 +132,12 @@ def test_what_a_graph_needs(
 
 
 def test_every_need_is_a_part() -> None:
-    assert {name for needs in requirements._NEEDS.values() for name in needs} <= set(
+    assert {name for needs in requirements.NEEDS.values() for name in needs} <= set(
         components.names()
     )
 
 
+@pytest.mark.usefixtures("repeated_warnings")
 @pytest.mark.parametrize(
     ("patches", "devices", "absent", "said"),
     [
@@ -157,7 +158,6 @@ def test_missing_cutlass_is_said_where_it_matters(
     said: bool,
 ) -> None:
     monkeypatch.setattr(components, "probe", FakeParts(absent))
-    monkeypatch.setattr(events, "_warned", set())
     with inductor_config.patch({"max_autotune_gemm_backends": "aten, cutlass", **patches}):
         for _ in range(2):
             requirements.warn_about_gemm_backends(devices)

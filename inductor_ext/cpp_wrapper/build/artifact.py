@@ -263,7 +263,7 @@ class ArtifactBuilder:
                 tools.link([*compiled, *objects, *runtime.objects], library)
 
             program = self.graph.wrapper_code.program
-            _build_split(build, whole, _split(program, whole, self.settings.aot_unit_size))
+            build_split(build, whole, _split(program, whole, self.settings.aot_unit_size))
             if self.has_weights and not config.aot_inductor.package:
                 weights_layout.append(library, self.constants, self.plan)
             os.replace(library, shared_object)
@@ -368,7 +368,7 @@ def _split(program: split_units.Program, whole: compiler.Unit, size: int) -> lis
     return units
 
 
-def _build_split(
+def build_split(
     build: Callable[[list[compiler.Unit]], None],
     whole: compiler.Unit,
     parts: list[compiler.Unit],

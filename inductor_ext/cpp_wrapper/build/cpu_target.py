@@ -18,7 +18,15 @@ from inductor_ext.cpp_wrapper.build import cpu_isa
 SIMD_LENGTHS: dict[str, int] = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 """The maximum vector width, in bits, that Inductor may use for a level; 1: no vectors."""
 
-_BEYOND = ("avx512vnni", "avx512bf16", "avx512fp16", "amx-tile", "amx-int8", "amx-bf16", "amx-fp16")
+FURTHER_FEATURES = (
+    "avx512vnni",
+    "avx512bf16",
+    "avx512fp16",
+    "amx-tile",
+    "amx-int8",
+    "amx-bf16",
+    "amx-fp16",
+)
 """Features that Inductor's kernels may use and no level includes."""
 
 
@@ -53,7 +61,7 @@ def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
         level = "x86-64-v3"
     else:
         level = "x86-64-v2"
-    further_features = {name for name in _BEYOND if f"-m{name}" in flags}
+    further_features = {name for name in FURTHER_FEATURES if f"-m{name}" in flags}
     required = cpu_isa.features_of(level) | further_features
     return Target((f"-march={level}", "-mtune=native", *flags), tuple(sorted(required)))
 

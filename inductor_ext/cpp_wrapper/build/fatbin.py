@@ -53,13 +53,14 @@ def build(kernel: Mapping[str, Any], output: str) -> None:
     """
     from torch._inductor.exc import CUDACompileError
 
-    command = _command(kernel, output)
+    command = build_command(kernel, output)
     process = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if process.returncode != 0:
         raise CUDACompileError(command, process.stdout + process.stderr)
 
 
-def _command(kernel: Mapping[str, Any], output: str) -> list[str]:
+def build_command(kernel: Mapping[str, Any], output: str) -> list[str]:
+    """Return the command that writes a kernel's fat binary: fatbinary or nvcc."""
     from torch._inductor.codegen.cuda import compile_utils
 
     ptx, architecture = kernel["asm"], kernel.get("cuda_arch") or _target()

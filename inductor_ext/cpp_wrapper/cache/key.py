@@ -44,7 +44,7 @@ from inductor_ext.toolchain import components
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_IRRELEVANT_OPTIONS = frozenset(
+IRRELEVANT_OPTIONS = frozenset(
     {
         "autotune_local_cache",
         "autotune_remote_cache",
@@ -259,7 +259,7 @@ def _serialize_options(serializer: Serializer, patches: Mapping[str, Any]) -> An
             values |= patches
         for name, value in sorted(values.items()):
             hidden = name.startswith("trace.") and name not in _RELEVANT_TRACE_OPTIONS
-            if index == 0 and (hidden or name in _IRRELEVANT_OPTIONS):
+            if index == 0 and (hidden or name in IRRELEVANT_OPTIONS):
                 continue
             if name.endswith("cutlass_dir") and value == entries[name].default:
                 # For XPU, the default is a folder relative to the working directory.
@@ -388,13 +388,13 @@ def _describe_software() -> Any:
         platform.libc_ver(),
         distributions,
         (torch.__version__, torch.version.git_version, torch.version.cuda, torch.version.hip),
-        _torch_files(),
+        identify_torch_files(),
         [(*compiler, _file_identity(compiler[2])) for compiler in compilers],
     )
 
 
 @functools.cache
-def _torch_files() -> str:
+def identify_torch_files() -> str:
     """Return a digest over names, sizes and mtimes of torch's files that generate or enter code.
 
     The version would suffice except for a torch under development. mtimes are used because reading
@@ -429,7 +429,7 @@ def _file_identity(path: str | None) -> tuple[int, ...]:
 def _describe_hardware(devices: Iterable[tuple[str, int | None]]) -> Any:
     import torch
 
-    parts: list[Any] = [platform.machine(), torch.backends.cpu.get_cpu_capability(), _cpu()]
+    parts: list[Any] = [platform.machine(), torch.backends.cpu.get_cpu_capability(), identify_cpu()]
     cuda = sorted((index or 0) for kind, index in devices if kind == "cuda")
     if cuda and torch.cuda.is_available():
         names = ("name", "major", "minor", "multi_processor_count", "total_memory")
@@ -441,7 +441,7 @@ def _describe_hardware(devices: Iterable[tuple[str, int | None]]) -> Any:
 
 
 @functools.cache
-def _cpu() -> tuple[str, ...]:
+def identify_cpu() -> tuple[str, ...]:
     """Return the model and the features of the CPU from /proc/cpuinfo."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()

@@ -23,7 +23,7 @@ _CONSTANTS = "data/constants/"
 _ALIGNMENT = 64
 """Alignment of weights in bytes that compiled code requires."""
 
-_LARGE = 64 << 20
+LARGE_WEIGHTS = 64 << 20
 """Minimum size of weights in bytes for which hashing by several threads pays off."""
 
 _UNUSED = (".c", ".cpp", ".cu", ".h", ".o", ".py", ".txt", ".weights")
@@ -161,7 +161,7 @@ class PackageFiles:
     def _is_intact(self, location: Location, expected: str) -> bool:
         """Whether weights match their SHA-256. Large weights are checked by several threads."""
         path, begin, size = location
-        pieces = self._pieces(size) if size >= _LARGE else None
+        pieces = self._pieces(size) if size >= LARGE_WEIGHTS else None
         if pieces is None:
             return zip_format.file_sha256(path, begin, size) == expected
 

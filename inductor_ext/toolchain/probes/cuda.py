@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _LOWEST_CAPABILITY = (7, 0)
 """Inductor refuses to compile Triton kernels for older devices."""
 
-_CUDA_DRIVER = "libcuda.so.1"
+CUDA_DRIVER = "libcuda.so.1"
 
-_CUDA_HOME = "/usr/local/cuda"
+DEFAULT_CUDA_HOME = "/usr/local/cuda"
 """Where torch looks for a CUDA toolkit if nothing else names one."""
 
 
@@ -90,7 +90,7 @@ def _describe_device(driver: ctypes.CDLL, index: int) -> CudaDevice:
 
 def cuda_devices() -> tuple[CudaDevice, ...]:
     """Return the devices that the CUDA driver shows to this process, usable by torch or not."""
-    return _query_driver(_CUDA_DRIVER).devices
+    return _query_driver(CUDA_DRIVER).devices
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -115,7 +115,7 @@ def _examine_cuda(torch_component: Component, visible: str | None) -> Finding:
             install=f"pip install --force-reinstall torch=={release} from an index with torch's "
             "CUDA builds (for Linux, PyPI is one)",
         )
-    driver = _query_driver(_CUDA_DRIVER)
+    driver = _query_driver(CUDA_DRIVER)
     problem = _driver_problem(driver, torch.version.cuda, version) or _device_problem(
         driver, visible
     )
@@ -141,7 +141,7 @@ def _driver_problem(driver: _Driver, cuda: str, torch_version: str) -> Finding |
     """Return why a torch built for `cuda` cannot use the driver, or None."""
     if not driver.loaded:
         return Finding(
-            why=f"there is no NVIDIA driver ({_CUDA_DRIVER} cannot be loaded)",
+            why=f"there is no NVIDIA driver ({CUDA_DRIVER} cannot be loaded)",
             install="apt-get install nvidia-driver on a machine with an NVIDIA GPU, or start the "
             "container with the machine's GPUs (docker run --gpus all)",
         )
@@ -211,7 +211,7 @@ def _examine_nvcc(
         (cuda_home and os.path.join(cuda_home, "bin", "nvcc"), "CUDA_HOME"),
         (cuda_path and os.path.join(cuda_path, "bin", "nvcc"), "CUDA_PATH"),
         ("nvcc", None),
-        (os.path.join(_CUDA_HOME, "bin", "nvcc"), None),
+        (os.path.join(DEFAULT_CUDA_HOME, "bin", "nvcc"), None),
     ]
     reasons = []
     for program, setter in candidates:
@@ -251,7 +251,7 @@ def _examine_cuda_headers(
         (cuda_home, "CUDA_HOME"),
         (cuda_path, "CUDA_PATH"),
         (nvcc and os.path.dirname(os.path.dirname(nvcc)), f"the folder above that of {nvcc}"),
-        (_CUDA_HOME if os.path.isdir(_CUDA_HOME) else None, "torch's default"),
+        (DEFAULT_CUDA_HOME if os.path.isdir(DEFAULT_CUDA_HOME) else None, "torch's default"),
     )
     root, origin = next(((root, origin) for root, origin in roots if root), (None, ""))
     install = (
@@ -260,7 +260,7 @@ def _examine_cuda_headers(
     )
     if root is None:
         return Finding(
-            why=f"CUDA_HOME is not set, there is no nvcc on PATH and no {_CUDA_HOME}",
+            why=f"CUDA_HOME is not set, there is no nvcc on PATH and no {DEFAULT_CUDA_HOME}",
             install=install,
         )
     headers = ("cuda.h", "cuda_runtime_api.h")

@@ -10,7 +10,6 @@ from torch import nn
 from torch.testing._internal.custom_tensor import CustomTensorPlainOut
 from torch.testing._internal.two_tensor import TwoTensor
 
-from inductor_ext import events
 from test.support import aot_util
 from test.support.aot_util import Bundle, Case, Cases
 from test.support.constant_models import Buffers, layers
@@ -298,12 +297,9 @@ def test_state_in_a_scalar(device: str) -> None:
         artifact.check(x)
 
 
+@pytest.mark.usefixtures("repeated_warnings")
 @pytest.mark.parametrize("option", ["freezing", "aot_inductor__use_runtime_constant_folding"])
-def test_state_is_not_folded(
-    device: str, option: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(events, "_warned", set())
-
+def test_state_is_not_folded(device: str, option: str, caplog: pytest.LogCaptureFixture) -> None:
     def function(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         total[1:] += 1
         return x * (total * 2 + 1)

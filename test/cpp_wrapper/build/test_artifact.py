@@ -19,7 +19,6 @@ import torch
 import torch._inductor
 
 import inductor_ext
-from inductor_ext import events
 from inductor_ext.cpp_wrapper.build import artifact, compiler
 from inductor_ext.hooks import activate
 from test.support.built_models import Built, Tied, elf
@@ -224,13 +223,13 @@ class TestBuilding:
         build.calls = []
         return build
 
+    @pytest.mark.usefixtures("repeated_warnings")
     def test_parts_that_do_not_compile_are_compiled_whole(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(events, "_warned", set())
         build = self.build({"/1.cpp"})
         with caplog.at_level(logging.WARNING, "inductor_ext"):
-            artifact._build_split(build, WHOLE, PARTS)
+            artifact.build_split(build, WHOLE, PARTS)
         assert build.calls == [["/0.cpp", "/1.cpp", "/2.cpp"], ["/model.wrapper.cpp"]]
         assert "/1.cpp is wrong" in caplog.text
         assert "aot_unit_size=0" in caplog.text
@@ -241,4 +240,4 @@ class TestBuilding:
         for parts in (PARTS, [WHOLE]):
             build = self.build({"/model.wrapper.cpp", "/1.cpp"})
             with pytest.raises(CppCompileError, match=r"model\.wrapper\.cpp is wrong"):
-                artifact._build_split(build, WHOLE, parts)
+                artifact.build_split(build, WHOLE, parts)

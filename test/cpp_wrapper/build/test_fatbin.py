@@ -103,12 +103,12 @@ def test_machine_code_of_triton_is_not_compiled_again(
     (tmp_path / "kernel.ptx").write_text(PTX)
     (tmp_path / "kernel.cubin").write_bytes(b"machine code")
     kernel["runtime_bin_path"] = str(tmp_path / "kernel.cubin")
-    command = fatbin._command(kernel, str(tmp_path / "kernel.fatbin"))
+    command = fatbin.build_command(kernel, str(tmp_path / "kernel.fatbin"))
     assert command[0].endswith("fatbinary")
     assert f"--image3=kind=elf,sm=80,file={tmp_path}/kernel.cubin" in command
     assert f"--image3=kind=ptx,sm=80,file={tmp_path}/kernel.ptx" in command
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
-    command = fatbin._command(kernel, str(tmp_path / "kernel.fatbin"))
+    command = fatbin.build_command(kernel, str(tmp_path / "kernel.fatbin"))
     assert command[0].endswith("nvcc") is LISTS_ARCHITECTURES
 
 

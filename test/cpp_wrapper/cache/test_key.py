@@ -338,7 +338,7 @@ def test_every_option_of_inductor_counts(base: ExportedProgram) -> None:
         if digest(base, **{name: other}) == before:
             unchanged.add(name)
     assert {name for name in unchanged if not name.startswith("trace.")} <= {
-        *artifact_key._IRRELEVANT_OPTIONS
+        *artifact_key.IRRELEVANT_OPTIONS
     }
     assert "trace.provenance_tracking_level" not in unchanged
     with inductor_config.patch("aot_inductor.metadata", {"mine": "1"}):
@@ -420,8 +420,10 @@ STATES: dict[str, Callable[[], Any]] = {
     "include path": lambda: mock.patch.dict(os.environ, CPATH="elsewhere"),
     "torch": lambda: mock.patch.object(torch, "__version__", "2.12.0"),
     "torch's build": lambda: mock.patch.object(torch.version, "git_version", "0"),
-    "torch's files": lambda: mock.patch.object(artifact_key, "_torch_files", return_value="edited"),
-    "CPU": lambda: mock.patch.object(artifact_key, "_cpu", return_value=("another",)),
+    "torch's files": lambda: mock.patch.object(
+        artifact_key, "identify_torch_files", return_value="edited"
+    ),
+    "CPU": lambda: mock.patch.object(artifact_key, "identify_cpu", return_value=("another",)),
     "compiler": lambda: mock.patch.object(
         components,
         "probe",

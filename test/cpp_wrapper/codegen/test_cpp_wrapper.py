@@ -34,9 +34,8 @@ writes_two = pytest.mark.skipif(
 
 
 @pytest.fixture
-def warned(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+def warned(caplog: pytest.LogCaptureFixture, repeated_warnings: None) -> Any:
     """The warnings given so far."""
-    monkeypatch.setattr(events, "_warned", set())
     caplog.set_level(logging.WARNING, logger=events.log.name)
     return lambda: [record.getMessage() for record in caplog.records]
 
@@ -84,7 +83,7 @@ def test_runs_during_the_compile_do_not_include_the_model(warned: Any) -> None:
 
     def run(_: Any, wrapper_code: Any, *__: Any) -> None:
         programs.append(getattr(wrapper_code, "value", wrapper_code))
-        raise fake_cuda._Stop
+        raise fake_cuda.Stop
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.relu() + 1

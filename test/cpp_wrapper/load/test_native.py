@@ -18,7 +18,7 @@ from inductor_ext.cpp_wrapper.build import compiler
 from inductor_ext.cpp_wrapper.load.model import Model
 from inductor_ext.cpp_wrapper.load.native import ErrorCode, NativeLibrary
 from inductor_ext.cpp_wrapper.package import manifest, zip_reader
-from test.support.loader_models import Plain, X, changed, check, nested_inputs
+from test.support.loader_models import Plain, X, changed, check, library_of, nested_inputs
 
 
 @pytest.fixture
@@ -85,19 +85,19 @@ def test_calls_and_updates_have_the_code_of_their_reason(path: str) -> None:
     assert isinstance(model, Model)
     with pytest.raises(exc.InputMismatchError, match="float64"):
         model(X.double())
-    assert model._library.last_error_code() is ErrorCode.INPUT
+    assert library_of(model).last_error_code() is ErrorCode.INPUT
     model(X)
-    assert model._library.last_error_code() is ErrorCode.NONE
+    assert library_of(model).last_error_code() is ErrorCode.NONE
     with pytest.raises(exc.ConstantMismatchError, match="no new value"):
         model.update_constants({"scale": torch.ones(16)}, partial=False)
-    assert model._library.last_error_code() is ErrorCode.CONSTANT
+    assert library_of(model).last_error_code() is ErrorCode.CONSTANT
     nested = inductor_ext.load(path, "nested")
     assert isinstance(nested, Model)
     args, kwargs = nested_inputs()
     args[0]["ids"][0] = torch.tensor([1, 2, 1000])
     with pytest.raises(exc.ArtifactRunError, match="out of bounds"):
         nested(*args, **kwargs)
-    assert nested._library.last_error_code() is ErrorCode.FAILURE
+    assert library_of(nested).last_error_code() is ErrorCode.FAILURE
 
 
 def test_a_library_without_error_codes_is_told_by_its_texts(path: str, plain: Plain) -> None:
@@ -113,10 +113,10 @@ def test_a_library_without_error_codes_is_told_by_its_texts(path: str, plain: Pl
     check(model, plain)
     with pytest.raises(exc.InputMismatchError, match="float64"):
         model(X.double())
-    assert model._library.last_error_code() is ErrorCode.INPUT
+    assert library_of(model).last_error_code() is ErrorCode.INPUT
     with pytest.raises(exc.ConstantMismatchError, match="no new value"):
         model.update_constants({"scale": torch.ones(16)}, partial=False)
-    assert model._library.last_error_code() is ErrorCode.UNKNOWN
+    assert library_of(model).last_error_code() is ErrorCode.UNKNOWN
     args, kwargs = nested_inputs()
     args[0]["ids"][0] = torch.tensor([1, 2, 1000])
     with pytest.raises(exc.ArtifactRunError, match="out of bounds") as caught:

@@ -103,7 +103,7 @@ def test_a_flipped_bit_is_found(path: str, temporary: pathlib.Path, ending: str)
 def test_large_weights_are_verified_by_their_constants(
     path: str, plain: Plain, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(package_files, "_LARGE", 0)
+    monkeypatch.setattr(package_files, "LARGE_WEIGHTS", 0)
     check(inductor_ext.load(path), plain)
     damaged = tmp_path / "damaged.pt2"
     with zip_reader.open_package(path) as package:

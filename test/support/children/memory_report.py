@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch
@@ -10,7 +11,7 @@ import torch
 import inductor_ext
 from inductor_ext import events, exc
 from inductor_ext.hooks.records import CompileRecord
-from inductor_ext.memory import plan_store
+from test.support.memory_plans import forget_plans
 
 
 class Model(torch.nn.Module):
@@ -29,8 +30,8 @@ def main(elsewhere: str) -> None:
     with events.capture() as records:
         compiled(torch.randn(32, 64)).backward()
     report = inductor_ext.memory_report(compiled)
-    plan_store._plans.clear()
-    plan_store._path = lambda key: f"{elsewhere}/{key}"
+    forget_plans()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = elsewhere
     try:
         error = str(inductor_ext.memory_report(compiled))
     except exc.PlanNotFoundError as missing:

@@ -90,7 +90,7 @@ class TestCudaHeaders:
         self, toolkit: Callable[[str], str], machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # A wrapper script in /usr/local/bin makes torch look for headers in /usr/local.
-        monkeypatch.setattr(cuda, "_CUDA_HOME", toolkit("default"))
+        monkeypatch.setattr(cuda, "DEFAULT_CUDA_HOME", toolkit("default"))
         assert components.probe("cuda_headers").available
         components.clear()
         nvcc = script(machine / "bin" / "nvcc", NVCC_ANSWER)
@@ -159,7 +159,7 @@ class TestCuda:
         """One usable device, and a torch that is built for CUDA 13.0."""
         import torch
 
-        monkeypatch.setattr(cuda, "_CUDA_DRIVER", driver_library)
+        monkeypatch.setattr(cuda, "CUDA_DRIVER", driver_library)
         monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -198,7 +198,7 @@ class TestCuda:
         assert components.probe("cuda").why == "torch 2.13.0+cu130 is built with ROCm 6.4"
 
     def test_no_driver(self, gpu: pytest.MonkeyPatch) -> None:
-        gpu.setattr(cuda, "_CUDA_DRIVER", "libno-such-driver.so.1")
+        gpu.setattr(cuda, "CUDA_DRIVER", "libno-such-driver.so.1")
         part = components.probe("cuda")
         assert "there is no NVIDIA driver" in (part.why or "")
         assert "--gpus all" in (part.install or "")
