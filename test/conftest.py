@@ -32,8 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
             folder = os.path.join(os.environ[_CACHE_VARIABLE], "inductor_ext", name)
             shutil.rmtree(folder, ignore_errors=True)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    given = os.environ.get(_DEVICES_VARIABLE)
-    devices = given.split(",") if given is not None else _devices()
+    visible = os.environ.get(_DEVICES_VARIABLE)
+    devices = visible.split(",") if visible is not None else _devices()
     if worker.isdigit() and len(devices) > 1:
         # Each worker has all GPUs, and another one first: most tests use but that.
         first = int(worker) % len(devices)
@@ -100,11 +100,11 @@ def _group(item: pytest.Item, file: str) -> str | None:
     What is made for one of several parameters is not among them: such are devices, mostly.
     """
     info = item._fixtureinfo
-    given = item.callspec.params if hasattr(item, "callspec") else {}
+    params = item.callspec.params if hasattr(item, "callspec") else {}
     shared = [
         name
         for name in info.argnames
-        if name not in given
+        if name not in params
         and name in info.name2fixturedefs
         # The last one is the nearest.
         and info.name2fixturedefs[name][-1].scope in ("class", "module")

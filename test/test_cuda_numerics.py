@@ -38,8 +38,8 @@ def linear(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def results(function: Function, backend: str, *inputs: torch.Tensor) -> torch.Tensor:
     torch._dynamo.reset()
-    found: torch.Tensor = torch.compile(function, backend=backend, dynamic=False)(*inputs)
-    return found
+    result: torch.Tensor = torch.compile(function, backend=backend, dynamic=False)(*inputs)
+    return result
 
 
 @pytest.mark.skipif(
@@ -98,22 +98,22 @@ def test_results_with_float16_accumulators_are_separate(tmp_path: Path) -> None:
             events.capture(ProductRecord) as products,
         ):
             compiled = torch.compile(torch.mm, options={"max_autotune": True}, dynamic=False)
-            found = compiled(x, w)
+            result = compiled(x, w)
         (product,) = products
-        return [case.problem.math_flags for case in tuned], product.origin, found
+        return [case.problem.math_flags for case in tuned], product.origin, result
 
     exact = x.double() @ w.double()
     with gpu_util.compiling():
-        for flags, asked in (
+        for flags, expected in (
             (None, [None]),
             ("allow_fp16_accumulation", ["allow_fp16_accumulation"]),
             (None, []),
             ("allow_fp16_accumulation", []),
         ):
-            tuned, origin, found = measured(flags)
-            assert tuned == asked
-            assert origin == ("measured" if asked else "cache")
-            assert (found.double() - exact).norm() < 1e-2 * exact.norm()
+            tuned, origin, result = measured(flags)
+            assert tuned == expected
+            assert origin == ("measured" if expected else "cache")
+            assert (result.double() - exact).norm() < 1e-2 * exact.norm()
 
 
 def test_the_deterministic_mode_holds_in_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

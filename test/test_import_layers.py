@@ -177,16 +177,16 @@ def sources(package: Path) -> dict[str, Path]:
 
 def imports(package: Path, file: Path) -> list[Import]:
     """Every import statement and every `import_module` of a literal in `file`."""
-    found: list[Import] = []
+    imported: list[Import] = []
     inside = [package.name, *file.relative_to(package).parent.parts]
 
     def visit(node: ast.AST, typing_only: bool) -> None:
         if isinstance(node, ast.Import):
-            found.extend(Import(alias.name, node.lineno, typing_only) for alias in node.names)
+            imported.extend(Import(alias.name, node.lineno, typing_only) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = inside[: len(inside) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
-            found.extend(
+            imported.extend(
                 Import(f"{origin}.{alias.name}", node.lineno, typing_only) for alias in node.names
             )
         elif (
@@ -195,7 +195,7 @@ def imports(package: Path, file: Path) -> list[Import]:
             and node.args
             and isinstance(node.args[0], ast.Constant)
         ):
-            found.append(Import(str(node.args[0].value), node.lineno, typing_only))
+            imported.append(Import(str(node.args[0].value), node.lineno, typing_only))
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             for child in node.body:
                 visit(child, True)
@@ -206,7 +206,7 @@ def imports(package: Path, file: Path) -> list[Import]:
             visit(child, typing_only)
 
     visit(ast.parse(file.read_text(encoding="utf-8")), False)
-    return found
+    return imported
 
 
 def room(name: str) -> str:
@@ -245,16 +245,16 @@ def violations(package: Path) -> list[str]:
         importer = room(name)
         if not importer:
             continue  # the package's own __init__ has a test of its own
-        for found in imports(package, file):
-            target = imported_room(package, found.path)
+        for imported in imports(package, file):
+            target = imported_room(package, imported.path)
             if target is None or target == importer:
                 continue
-            where = f"{file.relative_to(package.parent)}:{found.line}"
-            if found.path == f"{package.name}.__version__":
+            where = f"{file.relative_to(package.parent)}:{imported.line}"
+            if imported.path == f"{package.name}.__version__":
                 continue  # defined there, not loaded through the table
             if not target:
                 problems.append(
-                    f"{where}: {found.path} goes through the package's lazy table; import the "
+                    f"{where}: {imported.path} goes through the package's lazy table; import the "
                     "module that defines it"
                 )
                 continue
@@ -265,7 +265,7 @@ def violations(package: Path) -> list[str]:
                 problems.append(f"{where}: {importer} imports {target}, of another feature")
             if importer not in IMPORTERS.get(target, layer_of):
                 problems.append(f"{where}: {importer} imports {target}, which is not for it")
-            if not found.typing_only:
+            if not imported.typing_only:
                 runtime[importer].add(target)
     try:
         graphlib.TopologicalSorter(runtime).prepare()
@@ -309,9 +309,9 @@ def test_generated_code_of_earlier_versions_finds_its_modules() -> None:
 
 def test_the_package_imports_its_modules_for_types_only() -> None:
     eager = [
-        found
-        for found in imports(PACKAGE, PACKAGE / "__init__.py")
-        if not found.typing_only and imported_room(PACKAGE, found.path) is not None
+        imported
+        for imported in imports(PACKAGE, PACKAGE / "__init__.py")
+        if not imported.typing_only and imported_room(PACKAGE, imported.path) is not None
     ]
     assert eager == []
 
@@ -319,7 +319,7 @@ def test_the_package_imports_its_modules_for_types_only() -> None:
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_know_no_compiler(name: str) -> None:
     file = sources(PACKAGE)[name]
-    named = {found.path for found in imports(PACKAGE, file) if not found.typing_only}
+    named = {imported.path for imported in imports(PACKAGE, file) if not imported.typing_only}
     assert within(named, *COMPILERS) == []
     assert within(loaded_by(f"import inductor_ext.{name}"), *COMPILERS) == []
 

@@ -42,13 +42,13 @@ def restored() -> Iterator[None]:
 
 def in_mode(monkeypatch: pytest.MonkeyPatch, mode: object) -> None:
     """Stands for torch 2.15's config.numerics."""
-    found = types.SimpleNamespace(
+    flags = types.SimpleNamespace(
         emulate_precision_casts=False,
         eager_numerics=types.SimpleNamespace(),
         deterministic=False,
         numerics=mode,
     )
-    monkeypatch.setattr(numerics, "_config", lambda: found)
+    monkeypatch.setattr(numerics, "_config", lambda: flags)
 
 
 class TestInductorsFlags:
@@ -115,13 +115,13 @@ class TestInductorsFlags:
 
     def test_they_are_in_inductors_cache_key(self) -> None:
         """So that ours needs no copy of them."""
-        known = inductor_config.save_config_portable()
+        saved = inductor_config.save_config_portable()
         names = ["emulate_precision_casts", "deterministic", "batch_invariant", "numerics"]
         names.append("eager_numerics.use_pytorch_libdevice")
         ignored = tuple(inductor_config._cache_config_ignore_prefix)
         for name in names:
             if name in inductor_config._config:
-                assert name in known
+                assert name in saved
                 assert not name.startswith(ignored)
 
 
@@ -159,9 +159,9 @@ class TestMatmulFlags:
 
 def test_determinism_is_set_and_restored() -> None:
     before = numerics.determinism()
-    for wanted in ((True, False, False), (True, True, True), (False, False, True)):
-        with numerics.with_determinism(wanted):
-            assert numerics.determinism() == wanted
+    for flags in ((True, False, False), (True, True, True), (False, False, True)):
+        with numerics.with_determinism(flags):
+            assert numerics.determinism() == flags
         assert numerics.determinism() == before
 
 

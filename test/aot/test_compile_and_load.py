@@ -64,13 +64,13 @@ def package(program: ExportedProgram, tmp_path_factory: pytest.TempPathFactory) 
     """A package made by our function, and what was recorded meanwhile."""
     path = tmp_path_factory.mktemp("aot") / "net.pt2"
     configs = {"fallback_to_eager": False, "aot_inductor.use_runtime_constant_folding": False}
-    given = dict(configs)
+    configs_before = dict(configs)
     with events.capture(CompileRecord, PackageRecord) as records:
         result = inductor_ext.aoti_compile_and_package(
             program, package_path=path, inductor_configs=configs
         )
     assert result == str(path)
-    assert configs == given
+    assert configs == configs_before
     return str(path), records
 
 
@@ -156,8 +156,8 @@ def test_manifest_names_the_compiler(package: tuple[str, Any]) -> None:
     """gcc answers what Inductor asks it, `-v`, with how it was configured."""
     with zipfile.ZipFile(package[0]) as archive:
         versions = json.loads(archive.read("net/extra/inductor_ext/manifest.json"))["versions"]
-    asked = subprocess.check_output([components.probe("cxx").path, "--version"], text=True)
-    assert versions["compiler"] == asked.splitlines()[0]
+    version = subprocess.check_output([components.probe("cxx").path, "--version"], text=True)
+    assert versions["compiler"] == version.splitlines()[0]
 
 
 def test_package_is_named_after_its_path(package: tuple[str, Any]) -> None:

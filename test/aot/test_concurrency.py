@@ -171,17 +171,17 @@ def test_several_models_in_one_package(device: str, tmp_path: pathlib.Path) -> N
 def test_output_path_of_a_library(device: str, tmp_path: pathlib.Path) -> None:
     """`aot_compile` puts a `.so` where it is told to, and the weights go with it."""
     model, x = layers(device)
-    wanted = tmp_path / "net" / "model.so"
+    target = tmp_path / "net" / "model.so"
     with inductor_ext.activate():
         path = torch._inductor.aot_compile(
             aot_util.export(model, (x,)).module(),
             (x,),
-            options={"aot_inductor.output_path": str(wanted)},
+            options={"aot_inductor.output_path": str(target)},
         )
-    assert pathlib.Path(path) == wanted
-    assert wanted.exists()
+    assert pathlib.Path(path) == target
+    assert target.exists()
     if device == "cuda":
-        runner = torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, "cuda", str(wanted.parent))
+        runner = torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, "cuda", str(target.parent))
     else:
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
     with torch.no_grad():
@@ -234,8 +234,8 @@ def test_single_operators_with_a_cache_that_stays(device: str) -> None:
     """Torch's `aoti_eager`: the first process compiles the operator, the next one finds it."""
     from torch._inductor.aoti_eager import aoti_eager_cache_dir
 
-    kept = aoti_eager_cache_dir("aten", device)
-    shutil.rmtree(kept, ignore_errors=True)
+    folder = aoti_eager_cache_dir("aten", device)
+    shutil.rmtree(folder, ignore_errors=True)
 
     def kinds() -> list[str]:
         done = subprocess.run(
@@ -245,7 +245,7 @@ def test_single_operators_with_a_cache_that_stays(device: str) -> None:
         return json.loads(done.stdout.splitlines()[-1])
 
     assert "aot" in kinds()
-    (listing,) = kept.rglob("add.Tensor.json")
+    (listing,) = folder.rglob("add.Tensor.json")
     (entry, *_) = json.loads(listing.read_text())
     assert (listing.parent / entry["kernel_path"]).exists()
     assert kinds() == []

@@ -292,10 +292,10 @@ class TestReuse:
         def g(x: torch.Tensor) -> torch.Tensor:
             return x * 4
 
-        kept, forgotten = check(f, batch), check(g, batch)
+        first, second = check(f, batch), check(g, batch)
         torch._dynamo.reset_code(g.__code__)
-        check(f, batch, compiled=kept, graphs={})
-        check(g, batch, compiled=forgotten)
+        check(f, batch, compiled=first, graphs={})
+        check(g, batch, compiled=second)
 
     def test_both_backends_on_one_function(self) -> None:
         """Dynamo keeps one entry a backend for the same code; a call reaches its own."""

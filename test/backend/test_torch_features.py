@@ -107,10 +107,10 @@ class TestPrecompile:
         torch.manual_seed(0)
         net, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
         with torch.no_grad():
-            found: tuple[str, bytes | None] = torch.compiler.precompile(
+            result: tuple[str, bytes | None] = torch.compiler.precompile(
                 lambda net, x: torch.erf(net(x)).cumsum(0) + 1, net, x
             )
-        return found
+        return result
 
     @pytest.mark.usefixtures("repeated_warnings")
     @pytest.mark.parametrize("by", ["activate", "install"])

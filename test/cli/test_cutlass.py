@@ -72,16 +72,18 @@ class TestBuild:
         (node,) = filter(matmul_nodes.is_matmul, graph.nodes)
         problem = matmul_nodes.problem_of(node)
         assert problem is not None
-        asked = next(match_cutlass.find_cutlass_matches(node, problem)).kernel_problem(problem)
-        assert list(cutlass.trace_problems("bf16", "rc", epilogue, SIZES)) == [asked]
+        kernel_problem = next(match_cutlass.find_cutlass_matches(node, problem)).kernel_problem(
+            problem
+        )
+        assert list(cutlass.trace_problems("bf16", "rc", epilogue, SIZES)) == [kernel_problem]
 
     def test_classes_are_multiplied(
         self, store: ArtifactStore, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        wanted = ["--dtype", "bf16,fp8", "--epilogue", "none,bias+relu", "--kernels", "1"]
+        classes = ["--dtype", "bf16,fp8", "--epilogue", "none,bias+relu", "--kernels", "1"]
         sizes = ["--gemm", "4096x4096x4096,8192x8192x4096"]
         assert (
-            main.main(["cutlass", "build", "--arch", "sm_90a", *wanted, *sizes, "--dry-run"]) == 0
+            main.main(["cutlass", "build", "--arch", "sm_90a", *classes, *sizes, "--dry-run"]) == 0
         )
         output = capsys.readouterr().out
         rows = listed(output)
@@ -102,12 +104,12 @@ class TestBuild:
         parser = cutlass.argparse.ArgumentParser()
         cutlass.add_arguments(parser)
         arguments = parser.parse_args(["build", "--arch", arch, "--gemm", "4096x4096x4096"])
-        found = cutlass.rank_kernels(arguments)
-        assert {item.architecture for item in found} == {arch.removeprefix("sm_")}
-        assert all(part in entry.name for entry in found)
+        kernels = cutlass.rank_kernels(arguments)
+        assert {item.architecture for item in kernels} == {arch.removeprefix("sm_")}
+        assert all(part in entry.name for entry in kernels)
 
     @pytest.mark.parametrize(
-        ("given", "said"),
+        ("arguments", "message"),
         [
             ([], "Invalid --arch=None: expected an architecture such as sm_90a, or a --device."),
             (["--arch", "75"], "Invalid --arch='sm_75': expected one of sm_80, "),
@@ -135,13 +137,13 @@ class TestBuild:
         ],
     )
     def test_what_cannot_be_built_is_said_with_what_can(
-        self, given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+        self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main.main(["cutlass", "build", *given, "--dry-run"]) == 2
+        assert main.main(["cutlass", "build", *arguments, "--dry-run"]) == 2
         error = capsys.readouterr().err
-        assert said in error
+        assert message in error
         # Nor is a device offered that the architecture is not of.
-        assert "H100" not in error.partition("Give")[2] or "--arch" not in given
+        assert "H100" not in error.partition("Give")[2] or "--arch" not in arguments
 
     @pytest.mark.parametrize("option", ["--kernels", "--jobs"])
     def test_numbers_begin_at_one(self, option: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,10 +162,10 @@ class TestBuild:
             cutlass, "rank_kernels", lambda _: {first: "a purpose", second: "another"}
         )
         fill(store, first)
-        asked: list[Source] = []
+        builds: list[Source] = []
 
         def built(source: Source, *_: Any, **__: Any) -> None:
-            asked.append(source)
+            builds.append(source)
             raise exc.KernelBuildError(kernel=source.name, why="it is a test")
 
         toolchain = nvcc_build.Toolchain(
@@ -173,7 +175,7 @@ class TestBuild:
         monkeypatch.setattr(nvcc_build.Toolchain, "find", lambda: toolchain)
         assert main.main(["cutlass", "build", "--arch", "90a"]) == 1
         output = capsys.readouterr().out
-        assert asked == [second]
+        assert builds == [second]
         assert "1 kernel to build, 1 built before" in output
         assert "[1/1]" in output
         assert "  kernel_1  FAILED: " in output
@@ -202,8 +204,8 @@ def test_kernels_are_listed_and_removed(
     assert "31.5 s" in lines[0]
     assert lines[3].startswith("3 kernels")
     assert main.main(["cutlass", "show", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [item["name"] for item in told["kernels"]] == ["kernel_0", "kernel_1", "kernel_2"]
+    report = json.loads(capsys.readouterr().out)
+    assert [item["name"] for item in report["kernels"]] == ["kernel_0", "kernel_1", "kernel_2"]
     # What somebody reads stays.
     with store.get(nvcc_build.key(sources[0])):
         assert main.main(["cutlass", "clean"]) == 0

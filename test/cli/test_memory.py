@@ -42,9 +42,9 @@ class TestCommand:
         assert main.main(["memory", str(again), "--top", "1"]) == 0
         assert "3 others" in capsys.readouterr().out
 
-    @pytest.mark.parametrize("wanted", ["2", "partition_0", "backward"])
-    def test_one_graph(self, log: str, wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main.main(["memory", log, "--graph", wanted]) == 0
+    @pytest.mark.parametrize("graph", ["2", "partition_0", "backward"])
+    def test_one_graph(self, log: str, graph: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main.main(["memory", log, "--graph", graph]) == 0
         printed = capsys.readouterr().out
         assert "1. partition_0 (backward)" in printed
         assert "call (inference)" not in printed
@@ -86,7 +86,7 @@ class TestCommand:
         assert captured.out == ""
         assert str(path) in captured.err
         assert complaint in captured.err
-        assert [found.name for found in tmp_path.iterdir()] == ["file"]
+        assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
     @pytest.mark.parametrize(
         ("arguments", "complaint"),

@@ -127,7 +127,7 @@ def test_far_from_the_bound_the_default_budget_grows(
 ) -> None:
     assert plan(table, "--json") == 0
     default = solver.DEFAULT_ITERATIONS
-    assert [given["iterations"] for given in budgets] == [default, 8 * default, 64 * default]
+    assert [budget["iterations"] for budget in budgets] == [default, 8 * default, 64 * default]
     assert json.loads(capsys.readouterr().out)["ratio"] == 1.0
 
 

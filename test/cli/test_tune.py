@@ -105,8 +105,8 @@ def test_filters(
     filters: tuple[str, ...],
     sources: list[str],
 ) -> None:
-    found = [row["source"] for row in shown(*filters, capsys=capsys)]
-    assert found == sources
+    origins = [row["source"] for row in shown(*filters, capsys=capsys)]
+    assert origins == sources
 
 
 def test_this_device_needs_a_gpu(
@@ -133,17 +133,17 @@ def test_a_table_goes_to_another_machine(
     assert tune("export", tmp_path / "h100.json", "--device", "H100", capsys=capsys)
     assert read_table(tmp_path / "h100.json") == [entry(1, 50.0, ON_H100)]
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE_DIR", str(tmp_path / "other"))
-    said = tune("import", table, tmp_path / "h100.json", capsys=capsys)
+    output = tune("import", table, tmp_path / "h100.json", capsys=capsys)
     assert (
-        said
+        output
         == "2 measurements: 2 new, 0 updated, 0 ignored (the existing result is as new or newer)\n"
     )
-    known = TuningDatabase(tmp_path / "other").lookup(problem(), H200, here)
-    assert known is not None
-    assert (known.exact, known.origin) == (True, "imported")
+    result = TuningDatabase(tmp_path / "other").lookup(problem(), H200, here)
+    assert result is not None
+    assert (result.exact, result.origin) == (True, "imported")
     write_table(table, [entry(), entry(1, 40.0, ON_H100, measured=2_000_000_000)])
-    said = tune("import", table, capsys=capsys)
-    assert said.startswith("2 measurements: 0 new, 1 updated, 1 ignored")
+    output = tune("import", table, capsys=capsys)
+    assert output.startswith("2 measurements: 0 new, 1 updated, 1 ignored")
 
 
 def test_import_of_anything_wrong_changes_nothing(
@@ -176,14 +176,14 @@ def test_what_is_done_in_part_fails_and_says_what_was_done(
     store.files.path_of("imported", problem(3)).mkdir()
     write_table(tmp_path / "table.json", [entry(index) for index in range(5)])
     assert main.main(["tune", "import", str(tmp_path / "table.json")]) == 2
-    said = capsys.readouterr().err
-    assert "2 measurements were not added. Added: 3 measurements: 3 new, 0 updated" in said
+    errors = capsys.readouterr().err
+    assert "2 measurements were not added. Added: 3 measurements: 3 new, 0 updated" in errors
     assert len(store.entries("imported")) == 4
     assert main.main(["tune", "clear", "--source", "imported"]) == 2
-    said = capsys.readouterr().err
+    errors = capsys.readouterr().err
     left = len(list((store.files.path / "imported").glob("*.json")))
-    assert f"removed the results of {4 - left} GEMM" in said
-    assert f"the results of {left} GEMM" in said
+    assert f"removed the results of {4 - left} GEMM" in errors
+    assert f"the results of {left} GEMM" in errors
 
 
 def test_clear_forgets_one_source_or_both(
@@ -200,9 +200,9 @@ def test_an_unused_folder_is_noted_apart_from_the_output(
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE", "0")
     assert main.main(["tune", "show", "--json"]) == 0
-    said = capsys.readouterr()
-    assert len(json.loads(said.out)["entries"]) == 2
-    assert said.err == "The folder is not used: INDUCTOR_EXT_TUNING_CACHE is 0.\n"
+    output = capsys.readouterr()
+    assert len(json.loads(output.out)["entries"]) == 2
+    assert output.err == "The folder is not used: INDUCTOR_EXT_TUNING_CACHE is 0.\n"
 
 
 def test_it_needs_no_torch_and_makes_no_folder(tmp_path: Path) -> None:

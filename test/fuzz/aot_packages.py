@@ -275,31 +275,31 @@ def _zip(entries: Sequence[tuple[str, bytes, int]], root: str) -> bytes:
 def _rename(package: bytes, rng: random.Random) -> bytes:
     """Entries with other names, twice, without, or as links, in an archive that is intact."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
-        found = [(name, opened.read(name), stat.S_IFREG | 0o644) for name in opened.entries]
+        files = [(name, opened.read(name), stat.S_IFREG | 0o644) for name in opened.entries]
         root = f"{opened.root}/"
-    names = [name for name, _, _ in found]
+    names = [name for name, _, _ in files]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        at = rng.randrange(len(found))
-        name, data, mode = found[at]
+        at = rng.randrange(len(files))
+        name, data, mode = files[at]
         what = rng.randrange(6)
-        if what == 0 and len(found) > 1:
-            del found[at]
+        if what == 0 and len(files) > 1:
+            del files[at]
         elif what == 1:
-            found.insert(rng.randrange(len(found)), (_evil_names(name, names, rng), data, mode))
+            files.insert(rng.randrange(len(files)), (_evil_names(name, names, rng), data, mode))
         elif what == 2:
             target = rng.choice((b"/etc/passwd", f"../../{_EVIL}".encode(), b"data/x"))
-            found[at] = (name, target, stat.S_IFLNK | 0o777)
+            files[at] = (name, target, stat.S_IFLNK | 0o777)
         elif what == 3:
-            other = rng.randrange(len(found))
-            found[at], found[other] = (
-                (name, found[other][1], mode),
-                (found[other][0], data, found[other][2]),
+            other = rng.randrange(len(files))
+            files[at], files[other] = (
+                (name, files[other][1], mode),
+                (files[other][0], data, files[other][2]),
             )
         else:
-            found[at] = (_evil_names(name, names, rng), data, mode)
+            files[at] = (_evil_names(name, names, rng), data, mode)
     if rng.random() < 0.1:
         root = rng.choice(("", "/", "../", f"../../{_EVIL}/", "a/b/"))
-    return _zip(found, root)
+    return _zip(files, root)
 
 
 _VALUES: tuple[Any, ...] = (
@@ -372,12 +372,12 @@ def _forge(package: bytes, rng: random.Random) -> bytes:
 def _tamper(package: bytes, rng: random.Random) -> bytes:
     """The manifest altered, in an archive that is intact but for that."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
-        found = {name: opened.read(name) for name in opened.entries}
-    content = json.loads(found[manifest.PATH])
-    found[manifest.PATH] = json.dumps(_alter(content, rng)).encode()
+        files = {name: opened.read(name) for name in opened.entries}
+    content = json.loads(files[manifest.PATH])
+    files[manifest.PATH] = json.dumps(_alter(content, rng)).encode()
     if rng.random() < 0.2:
-        found[manifest.PATH] = _flip_bytes(found[manifest.PATH], rng)
-    return _zip([(name, data, stat.S_IFREG | 0o644) for name, data in found.items()], "net/")
+        files[manifest.PATH] = _flip_bytes(files[manifest.PATH], rng)
+    return _zip([(name, data, stat.S_IFREG | 0o644) for name, data in files.items()], "net/")
 
 
 def _flip_bytes(data: bytes, rng: random.Random) -> bytes:
@@ -388,26 +388,26 @@ def _flip_bytes(data: bytes, rng: random.Random) -> bytes:
 def _contents(package: bytes, rng: random.Random) -> bytes:
     """Contents changed in an archive whose own checksums are right and whose manifest's are not."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
-        found = {name: opened.read(name) for name in opened.entries}
+        files = {name: opened.read(name) for name in opened.entries}
     for _ in range(rng.choice((1, 1, 2))):
-        name = rng.choice([name for name in found if found[name]])
-        data = found[name]
-        found[name] = rng.choice(
+        name = rng.choice([name for name in files if files[name]])
+        data = files[name]
+        files[name] = rng.choice(
             (_flip_bytes(data, rng), data[: rng.randrange(len(data))], data + b"\0", b"")
         )
-    return _zip([(name, data, stat.S_IFREG | 0o644) for name, data in found.items()], "net/")
+    return _zip([(name, data, stat.S_IFREG | 0o644) for name, data in files.items()], "net/")
 
 
 def _side_files(package: bytes, rng: random.Random) -> bytes:
     """What lies beside library and weights changed, and all checksums right again."""
-    found = contents(package)
-    names = [name for name in found if not name.endswith((".so", ".weights"))]
+    files = contents(package)
+    names = [name for name in files if not name.endswith((".so", ".weights"))]
     if names:
         name = rng.choice(names)
-        found[name] = _flip_bytes(found[name], rng) if found[name] else b"x"
+        files[name] = _flip_bytes(files[name], rng) if files[name] else b"x"
     if rng.random() < 0.3:
-        found[f"data/aotinductor/model/{rng.choice(('b.so', 'x.json', 'y.weights'))}"] = b"{}"
-    return seal(found, manifest_of(package))
+        files[f"data/aotinductor/model/{rng.choice(('b.so', 'x.json', 'y.weights'))}"] = b"{}"
+    return seal(files, manifest_of(package))
 
 
 _KINDS: tuple[tuple[int, Callable[[bytes, random.Random], bytes]], ...] = (
@@ -435,7 +435,7 @@ def mutate(package: bytes, seed: int, number: int) -> Case:
 # --- running ------------------------------------------------------------------------------------
 
 
-def attempt(data: bytes, sandbox: pathlib.Path, wanted: Sequence[torch.Tensor]) -> str:
+def attempt(data: bytes, sandbox: pathlib.Path, reference: Sequence[torch.Tensor]) -> str:
     """What comes of loading and calling a package: "refused", "right", or what is wrong.
 
     Args:
@@ -448,8 +448,8 @@ def attempt(data: bytes, sandbox: pathlib.Path, wanted: Sequence[torch.Tensor]) 
     try:
         results = flat(inductor_ext.load(path)(*inputs()))
         outcome = "right"
-        for found, known in zip(results, wanted, strict=True):
-            if not torch.equal(found, known):
+        for actual, tensor in zip(results, reference, strict=True):
+            if not torch.equal(actual, tensor):
                 outcome = "wrong numbers"
     except exc.InductorExtError as error:
         outcome = f"refused: {type(error).__name__}"
@@ -468,10 +468,10 @@ def _child(package_path: str, seed: int, sandbox: str) -> None:
     """Run the cases whose numbers come from standard input; one line of JSON for each."""
     torch.set_num_threads(1)
     package = pathlib.Path(package_path).read_bytes()
-    wanted = expected(package_path)
+    reference = expected(package_path)
     for line in sys.stdin:
         case = mutate(package, seed, int(line))
-        outcome = attempt(case.data, pathlib.Path(sandbox), wanted)
+        outcome = attempt(case.data, pathlib.Path(sandbox), reference)
         print(json.dumps([int(line), case.kind, outcome]), flush=True)
 
 
@@ -541,14 +541,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         batches = [numbers[at :: options.jobs] for at in range(options.jobs)]
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             results = pool.map(lambda batch: list(run_cases(package, options.seed, batch)), batches)
-            found = [result for batch in results for result in batch]
-    bad = [result for result in found if not is_good(result[2])]
-    for (kind, outcome), count in sorted(Counter((k, o) for _, k, o in found).items()):
+            outcomes = [result for batch in results for result in batch]
+    bad = [result for result in outcomes if not is_good(result[2])]
+    for (kind, outcome), count in sorted(Counter((k, o) for _, k, o in outcomes).items()):
         if is_good(outcome):
             print(f"{count:6}  {kind:11} {outcome}")
     for number, kind, outcome in bad:
         print(f"case {number} ({kind}): {outcome}")
-    print(f"{len(found)} packages with seed {options.seed}: {len(bad)} failures")
+    print(f"{len(outcomes)} packages with seed {options.seed}: {len(bad)} failures")
     return 1 if bad else 0
 
 

@@ -140,10 +140,10 @@ def load(folder: pathlib.Path) -> Iterator[dict[str, str]]:
             yield {"loader": loader, "model": path.stem, "what": "died"}
             try:
                 if loader == LOADERS[0]:
-                    found = inductor_ext.load(str(path))(*inputs)
+                    actual = inductor_ext.load(str(path))(*inputs)
                 else:
-                    found = torch._inductor.aoti_load_package(str(path))(*inputs)
-                torch.testing.assert_close(found, expected)
+                    actual = torch._inductor.aoti_load_package(str(path))(*inputs)
+                torch.testing.assert_close(actual, expected)
                 what = "right"
             except exc.IncompatibleArtifactError as error:
                 what = f"refused: {error}"
@@ -199,9 +199,9 @@ def main() -> int:
         for number, python in enumerate(arguments.pythons):
             folders[python] = pathlib.Path(place, str(number))
             folders[python].mkdir()
-            made = child(python, "--make", str(folders[python]))
-            if made.returncode != 0:
-                print(f"{versions[python]} makes no packages:\n{made.stderr}")
+            process = child(python, "--make", str(folders[python]))
+            if process.returncode != 0:
+                print(f"{versions[python]} makes no packages:\n{process.stderr}")
                 return 1
         for maker, folder in folders.items():
             for python in arguments.pythons:

@@ -164,12 +164,12 @@ def operators() -> dict[str, Any]:
 
 def supported(cases: Sequence[Case]) -> list[Case]:
     """Those of `cases` that the installed torch has, in their order."""
-    known = operators()
+    names = operators()
     return [
         case
         for case in cases
-        if case.operator in known
-        and getattr(torch, case.dtype) in known[case.operator].supported_dtypes("cpu")
+        if case.operator in names
+        and getattr(torch, case.dtype) in names[case.operator].supported_dtypes("cpu")
     ]
 
 
@@ -183,8 +183,8 @@ def batches(cases: Sequence[Case], size: int = BATCH) -> list[list[Case]]:
 
     Known stock failures stand alone: they would only make their group be judged twice.
     """
-    known = {(failure.operator, failure.dtype) for failure in data.STOCK_FAILURES}
-    alone = [case for case in cases if (case.operator, case.dtype) in known]
+    stock_failures = {(failure.operator, failure.dtype) for failure in data.STOCK_FAILURES}
+    alone = [case for case in cases if (case.operator, case.dtype) in stock_failures]
     groups = [[case] for case in alone]
     grouped: dict[str, list[Case]] = collections.defaultdict(list)
     for case in cases:
@@ -413,12 +413,12 @@ def layouts(run: Run) -> list[tuple[tuple[int, ...], int | None]]:
     for index, leaf in enumerate(pytree.tree_leaves(run.arguments)):
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.numel():
             owners.setdefault(leaf.untyped_storage().data_ptr(), index)
-    found = []
+    failures = []
     for leaf in pytree.tree_leaves(run.results):
         if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.numel():
             strides = (s if n > 1 else 0 for s, n in zip(leaf.stride(), leaf.shape, strict=True))
-            found.append((tuple(strides), owners.get(leaf.untyped_storage().data_ptr())))
-    return found
+            failures.append((tuple(strides), owners.get(leaf.untyped_storage().data_ptr())))
+    return failures
 
 
 _PATH = re.compile(r"(?:/[\w.+@=-]+){2,}")
@@ -430,8 +430,8 @@ def reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # torch.testing's message has three lines, and dynamo's begins by naming the backend.
     begins = bool(lines) and lines[0].endswith(":")
-    wanted = 3 if isinstance(error, AssertionError) else 1 + begins
-    text = " ".join(lines[:wanted])
+    minimum = 3 if isinstance(error, AssertionError) else 1 + begins
+    text = " ".join(lines[:minimum])
     text = _PATH.sub(lambda match: os.path.basename(match.group()), text)
     return _ADDRESS.sub("0x...", f"{type(error).__name__}: {text}")[:240]
 
@@ -457,12 +457,12 @@ def judge(
         announce: told the stage about to start, for the attribution of a crash: "eager", "stock",
             and, once stock is known to agree, "ours".
     """
-    known = operators()
+    names = operators()
     announce("eager")
     results, together = [], []
     with _settings():
         for case in cases:
-            ready = prepare(case, known[case.operator], samples)
+            ready = prepare(case, names[case.operator], samples)
             if isinstance(ready, Result):
                 results.append(ready)
             elif ready.uses_random_numbers or case.operator in UNINITIALIZED:
@@ -663,15 +663,15 @@ class Journal:
         self._path = path
         header = json.dumps([torch.__version__, digest.source_key(), samples])
         lines = path.read_text().splitlines() if path.exists() and not restart else []
-        known = []
+        earlier = []
         if lines[:1] == [header]:
             # A line cut short by an interruption is judged again.
             for line in lines[1:]:
                 with contextlib.suppress(json.JSONDecodeError):
-                    known.append(Result.from_json(json.loads(line)))
+                    earlier.append(Result.from_json(json.loads(line)))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(header + "\n")
-        self.add(known)
+        self.add(earlier)
 
     def add(self, results: Sequence[Result]) -> None:
         """Keep results, in memory and on disk."""
@@ -712,17 +712,17 @@ def rows(results: Sequence[Result]) -> list[results_format.Row]:
     with itself unless it fails.
     """
     counts = collections.Counter(result.verdict for result in results)
-    found = []
+    failures = []
     for verdict in Verdict:
         better = "higher" if verdict is Verdict.AGREE else "lower"
-        found.append(_row("all", verdict.value, "cases", better=better, ours=counts[verdict]))
+        failures.append(_row("all", verdict.value, "cases", better=better, ours=counts[verdict]))
     for dtype in dict.fromkeys(result.case.dtype for result in results):
         ran = [result for result in results if result.case.dtype == dtype and result.stock]
         agreeing = {
             backend: sum(getattr(result, backend) is Status.AGREES for result in ran)
             for backend in ("ours", "stock")
         }
-        found.append(_row(dtype, _AGREES, "cases", eager=len(ran), **agreeing))
+        failures.append(_row(dtype, _AGREES, "cases", eager=len(ran), **agreeing))
     for result in results:
         if result.verdict is not Verdict.AGREE:
             agrees = {
@@ -731,8 +731,10 @@ def rows(results: Sequence[Result]) -> list[results_format.Row]:
             }
             eager = int(result.verdict is not Verdict.EAGER_FAILS)
             note = f"{result.verdict.value}: {result.why}"
-            found.append(_row(str(result.case), _AGREES, "bool", eager=eager, note=note, **agrees))
-    return found
+            failures.append(
+                _row(str(result.case), _AGREES, "bool", eager=eager, note=note, **agrees)
+            )
+    return failures
 
 
 _AGREES = "agrees with eager"

@@ -124,19 +124,19 @@ def test_a_leaked_activation_fails_its_test(suite: Path) -> None:
 def test_each_run_has_a_cache_folder_of_its_own_and_removes_it(suite: Path) -> None:
     folders = []
     for _ in range(2):
-        found = re.search("cache folder: (.+)", run_pytest(suite, "test_cache.py"))
-        assert found
-        folders.append(found[1])
+        match = re.search("cache folder: (.+)", run_pytest(suite, "test_cache.py"))
+        assert match
+        folders.append(match[1])
     assert folders[0] != folders[1]
     assert not any(os.path.exists(folder) for folder in folders)
 
 
 def test_a_cache_folder_given_from_outside_is_used_and_kept(suite: Path, tmp_path: Path) -> None:
-    given = tmp_path / "given"
-    given.mkdir()
-    printed = run_pytest(suite, "test_cache.py", TORCHINDUCTOR_CACHE_DIR=str(given))
-    assert f"cache folder: {given}\n" in printed
-    assert given.is_dir()
+    folder = tmp_path / "given"
+    folder.mkdir()
+    printed = run_pytest(suite, "test_cache.py", TORCHINDUCTOR_CACHE_DIR=str(folder))
+    assert f"cache folder: {folder}\n" in printed
+    assert folder.is_dir()
 
 
 def test_tests_on_a_gpu_are_grouped_by_what_they_share(suite: Path) -> None:
@@ -188,16 +188,16 @@ def test_the_smoke_list_names_enough_existing_tests() -> None:
     functions = 0
     for entry in entries:
         file, *names = entry.split("::")
-        found: ast.AST = ast.parse((root / file).read_text())
+        scope: ast.AST = ast.parse((root / file).read_text())
         for name in names:
-            found = next(
+            scope = next(
                 node
-                for node in getattr(found, "body", ())
+                for node in getattr(scope, "body", ())
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
             )
         tests = [
             node
-            for node in ast.walk(found)
+            for node in ast.walk(scope)
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
         ]
         assert tests, entry
@@ -237,5 +237,5 @@ def test_one_worker_runs_a_file(request: pytest.FixtureRequest) -> None:
 def test_each_worker_begins_with_another_gpu(suite: Path) -> None:
     for worker, order in ((None, "4,7,5"), ("gw0", "4,7,5"), ("gw1", "7,5,4"), ("gw5", "5,4,7")):
         of = {} if worker is None else {"PYTEST_XDIST_WORKER": worker}
-        told = run_pytest(suite, "test_cache.py", CUDA_VISIBLE_DEVICES="4,7,5", **of)
-        assert f"devices: {order}\n" in told
+        printed = run_pytest(suite, "test_cache.py", CUDA_VISIBLE_DEVICES="4,7,5", **of)
+        assert f"devices: {order}\n" in printed

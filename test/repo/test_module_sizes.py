@@ -39,7 +39,9 @@ def test_long_modules_are_listed_with_a_reason() -> None:
 
 
 def test_long_functions_are_listed_with_a_reason() -> None:
-    too_long = {found for name, text in modules().items() for found in long_functions(name, text)}
+    too_long = {
+        function for name, text in modules().items() for function in long_functions(name, text)
+    }
     assert too_long == set(LONG_FUNCTIONS)
 
 

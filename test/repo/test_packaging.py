@@ -78,12 +78,12 @@ def names_in_wheel(wheel: Path) -> set[str]:
 
 def source_files(folder: str) -> set[str]:
     """The files below a folder of the checkout, as paths relative to the checkout's root."""
-    found = set()
+    paths = set()
     for path, folders, files in os.walk(ROOT / folder):
         ignored = _ignored(path, folders + files)
         folders[:] = [name for name in folders if name not in ignored]
-        found |= {Path(path, name) for name in files if name not in ignored}
-    return {path.relative_to(ROOT).as_posix() for path in found}
+        paths |= {Path(path, name) for name in files if name not in ignored}
+    return {path.relative_to(ROOT).as_posix() for path in paths}
 
 
 @pytest.fixture(scope="module")

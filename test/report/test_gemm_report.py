@@ -63,9 +63,9 @@ def lowered() -> Mapping[int, gemm_report.Gemm]:
         return {512: CONFIG, 384: SPLIT}.get(problem.n)
 
     sizes = ((64, 256), (256, 512), (512, 384), (64, 384))
-    with gemm_report.listen() as found, at_work(), decide.force_config(rule):
+    with gemm_report.listen() as collect, at_work(), decide.force_config(rule):
         fake_cuda.lower(program, *((size, BF16) for size in sizes))
-        return {item.record.problem.n: item for item in found() if item.record.problem}
+        return {item.record.problem.n: item for item in collect() if item.record.problem}
 
 
 def test_every_matmul_is_reported_with_its_decision(
@@ -114,9 +114,9 @@ def test_a_quantized_layer_counts_the_bytes_it_reads() -> None:
         return config if problem.epilogue.gated else None
 
     weight, scales = ((512, 256), torch.int8), ((512,), BF16)
-    with gemm_report.listen() as found, at_work(), decide.force_config(rule):
+    with gemm_report.listen() as collect, at_work(), decide.force_config(rule):
         fake_cuda.lower(quantised, ((16, 256), BF16), *(weight, scales) * 2)
-    (one,) = found()
+    (one,) = collect()
     h200 = device("NVIDIA H200")
     # Weights of one byte; the input; scales; one output.
     moved = 2 * 512 * 256 + 2 * 16 * 256 + 2 * 2 * 512 + 2 * 16 * 512
@@ -139,11 +139,11 @@ def test_a_kernel_that_could_have_been_is_named_with_the_reason() -> None:
     if torch.cuda.is_available():
         pytest.skip("it stands in for a GPU")
     sizes = ((64, 256), (256, 512), (256, 512))
-    with gemm_report.listen() as found, at_work():
+    with gemm_report.listen() as collect, at_work():
         fake_cuda.lower(gate, *((size, BF16) for size in sizes))
-    (declined,) = {item.record.declined for item in found()}
+    (declined,) = {item.record.declined for item in collect()}
     assert any("gated" in item and "enable max_autotune" in item for item in declined)
-    assert sum(len(item.modules) for item in found()) == 2
+    assert sum(len(item.modules) for item in collect()) == 2
 
 
 # What is said of a decision
@@ -289,11 +289,11 @@ def test_matmuls_on_a_cpu_are_reported_as_inductors() -> None:
             with events.capture(CompileRecord) as compiles:
                 report = inductor_ext.explain(target, x)
             assert [compile_.cache for compile_ in compiles] == ["off"]
-            (found,) = report.gemms
-            assert found.modules == ("first", "second")
-            assert found.record.origin == "uncovered"
-            assert found.record.reason == "it runs on cpu"
-            assert found.record.operands[0] == "float32[4, 8]"
+            (gemm,) = report.gemms
+            assert gemm.modules == ("first", "second")
+            assert gemm.record.origin == "uncovered"
+            assert gemm.record.reason == "it runs on cpu"
+            assert gemm.record.operands[0] == "float32[4, 8]"
         with events.capture(CompileRecord) as compiles:
             torch.testing.assert_close(compiled(x), expected)
         assert not compiles
@@ -366,9 +366,9 @@ def test_an_unwritable_file_is_refused_before_the_program_runs(
     script.write_text("print('it runs')\n")
     for out in (absent, tmp_path):
         assert main.main(["explain", "--json", str(out), str(script)]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert f"{out}: cannot be written: " in said.err
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert f"{out}: cannot be written: " in output.err
 
 
 def test_what_a_program_exits_with_is_said(
@@ -377,9 +377,9 @@ def test_what_a_program_exits_with_is_said(
     script = tmp_path / "script.py"
     script.write_text(PRODUCT + "import sys; sys.exit('an input is missing')\n")
     assert main.main(["explain", str(script)]) == 1
-    said = capsys.readouterr()
-    assert said.err == "an input is missing\n"
-    assert f"GEMMs of {script}: 1," in said.out
+    output = capsys.readouterr()
+    assert output.err == "an input is missing\n"
+    assert f"GEMMs of {script}: 1," in output.out
 
 
 def test_why_nothing_is_reported_is_said(

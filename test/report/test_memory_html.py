@@ -43,16 +43,16 @@ class Rectangle:
 
 def rectangles(parent: ElementTree.Element, kind: str) -> list[Rectangle]:
     """The rectangles of a class directly below an element."""
-    found = [Rectangle(element) for element in parent.findall(f"{SVG}rect")]
-    return [rectangle for rectangle in found if kind in rectangle.classes]
+    candidates = [Rectangle(element) for element in parent.findall(f"{SVG}rect")]
+    return [rectangle for rectangle in candidates if kind in rectangle.classes]
 
 
 def numbers(path: str) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)]
 
 
-def overlapping(found: list[Rectangle]) -> list[tuple[Rectangle, Rectangle]]:
-    return [pair for pair in itertools.combinations(found, 2) if pair[0].overlaps(pair[1])]
+def overlapping(candidates: list[Rectangle]) -> list[tuple[Rectangle, Rectangle]]:
+    return [pair for pair in itertools.combinations(candidates, 2) if pair[0].overlaps(pair[1])]
 
 
 class TestPicture:
@@ -165,9 +165,9 @@ class TestPicture:
             groups = memory_html.ModuleGroups([record])
             return {name: groups.css_class(name) for name in names}
 
-        found = colours(1, 2, 3, 4, 5)
-        assert found == colours(5, 4, 3, 2, 1)
-        assert list(found.values()) == ["m0", "m2", "m4", "m3", "m1"]
+        classes = colours(1, 2, 3, 4, 5)
+        assert classes == colours(5, 4, 3, 2, 1)
+        assert list(classes.values()) == ["m0", "m2", "m4", "m3", "m1"]
 
     def test_depth_is_limited_by_the_palette(self) -> None:
         record = plan(

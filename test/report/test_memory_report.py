@@ -97,11 +97,11 @@ class TestCompiled:
         # What other tests have set in this process may be part of its keys: a process of its own
         # fills the cache for the next one.
         filled = self.in_another_process(tmp_path)
-        found = self.in_another_process(tmp_path)
-        assert (found["events"], found["caches"]) == (["compile"], ["hit"])
-        assert found["report"] == filled["report"]
-        assert found["error"].startswith("A graph of Model was loaded from a cache entry (key f")
-        assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1" in found["error"]
+        cached = self.in_another_process(tmp_path)
+        assert (cached["events"], cached["caches"]) == (["compile"], ["hit"])
+        assert cached["report"] == filled["report"]
+        assert cached["error"].startswith("A graph of Model was loaded from a cache entry (key f")
+        assert "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1" in cached["error"]
 
         measured = report.measure(lambda: compiled(x).backward()).measured
         assert [item.kind for item in measured] == ["forward", "backward"]
@@ -213,7 +213,7 @@ class TestCompiled:
         (record,) = report.records
         assert (record.kind, record.graph) == ("aot", "call")
         assert {row.module for row in report.largest()} >= {"up"}
-        assert [found.name for found in tmp_path.iterdir()] == ["program.pt2"]
+        assert [entry.name for entry in tmp_path.iterdir()] == ["program.pt2"]
 
     @pytest.mark.parametrize("target", [3, int, None])
     def test_what_has_no_report(self, target: Any) -> None:

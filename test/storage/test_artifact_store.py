@@ -225,8 +225,8 @@ def test_what_was_used_least_recently_is_removed(tmp_path: Path) -> None:
         os.utime(file_of(store, key, ".entry"), (index, index))
     assert content(store, KEYS[0]) is not None
     put(store, KEYS[3], bytes(1000))
-    kept = [key for key in KEYS if file_of(store, key).exists()]
-    assert kept == [KEYS[0], KEYS[2], KEYS[3]]
+    remaining = [key for key in KEYS if file_of(store, key).exists()]
+    assert remaining == [KEYS[0], KEYS[2], KEYS[3]]
     assert store.usage().bytes <= store.max_bytes
 
 
@@ -346,7 +346,7 @@ def test_a_full_disk_is_no_cache(store: ArtifactStore, warnings: list[str], tmp_
 
 def test_one_builds_and_the_others_wait(store: ArtifactStore) -> None:
     built: list[int] = []
-    found: list[bytes | None] = []
+    contents: list[bytes | None] = []
 
     def build(index: int) -> None:
         with store.lock(KEY):
@@ -354,7 +354,7 @@ def test_one_builds_and_the_others_wait(store: ArtifactStore) -> None:
                 built.append(index)
                 time.sleep(0.05)
                 put(store, KEY)
-        found.append(content(store, KEY))
+        contents.append(content(store, KEY))
 
     threads = [threading.Thread(target=build, args=(index,)) for index in range(8)]
     for thread in threads:
@@ -362,7 +362,7 @@ def test_one_builds_and_the_others_wait(store: ArtifactStore) -> None:
     for thread in threads:
         thread.join()
     assert len(built) == 1
-    assert found == [b"content"] * 8
+    assert contents == [b"content"] * 8
 
 
 WAITER = """
@@ -380,18 +380,18 @@ def test_a_lock_ends_with_its_process(store: ArtifactStore) -> None:
     with subprocess.Popen(command, cwd=CHECKOUT, **pipes) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"locked\n"
-        taken = threading.Event()
+        locked = threading.Event()
 
         def take() -> None:
             with store.lock(KEY):
-                taken.set()
+                locked.set()
 
         thread = threading.Thread(target=take)
         thread.start()
-        assert not taken.wait(0.2)
+        assert not locked.wait(0.2)
         child.kill()
         thread.join()
-        assert taken.is_set()
+        assert locked.is_set()
 
 
 def test_a_lock_can_be_tried(store: ArtifactStore) -> None:

@@ -44,9 +44,9 @@ def test_every_tuning_result_is_found(database: TuningDatabase) -> None:
     assert (len(measured), len(imported)) == (9, 1)
     for source, results in (("measured", measured), ("imported", imported)):
         for result in results:
-            known = database.lookup(result.problem, H200, lambda _, r=result: r.environment)
-            assert known is not None
-            assert (known.entry, known.source, known.exact) == (result, source, True)
+            decision = database.lookup(result.problem, H200, lambda _, r=result: r.environment)
+            assert decision is not None
+            assert (decision.entry, decision.source, decision.exact) == (result, source, True)
 
 
 def test_results_apply_to_the_templates_of_today(database: TuningDatabase) -> None:
@@ -57,9 +57,9 @@ def test_results_apply_to_the_templates_of_today(database: TuningDatabase) -> No
                 past, templates=template_version("triton", problem.operation)
             )
 
-        known = database.lookup(result.problem, H200, here)
-        assert known is not None
-        assert known.decision.config == result.config
+        decision = database.lookup(result.problem, H200, here)
+        assert decision is not None
+        assert decision.decision.config == result.config
 
 
 def test_a_tuning_result_is_written_as_before() -> None:
@@ -84,10 +84,10 @@ def test_every_shipped_result_is_found(table: Path) -> None:
     database = TuningDatabase(None)
     device = next(device for device in KNOWN if device.name == results[0].environment.device)
     for result in results:
-        known = database.lookup(result.problem, device, lambda _, r=result: r.environment)
-        assert known is not None
-        assert (known.source, known.exact) == ("shipped", True)
-        assert known.decision.config == result.config
+        decision = database.lookup(result.problem, device, lambda _, r=result: r.environment)
+        assert decision is not None
+        assert (decision.source, decision.exact) == ("shipped", True)
+        assert decision.decision.config == result.config
 
 
 def test_an_artifact_is_a_hit(tmp_path: Path) -> None:

@@ -69,11 +69,11 @@ def as_module(model: Callable[..., Any]) -> torch.nn.Module:
 
 def sharing(tree: object) -> list[tuple[int, int, int]]:
     """Pairs of tensors among the leaves that share memory, and how many bytes apart they start."""
-    found = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     return [
         (i, j, right.data_ptr() - left.data_ptr())
-        for j, right in enumerate(found)
-        for i, left in enumerate(found[:j])
+        for j, right in enumerate(tensors)
+        for i, left in enumerate(tensors[:j])
         if left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr() != 0
     ]
 

@@ -96,9 +96,9 @@ class SimulatedStopwatch:
     def _call(self, microseconds: float) -> float:
         warm = min(1.0, self._seconds / 1e-3)
         factor = self._cold + (1 - self._cold) * warm + self._drift * self._seconds
-        taken = microseconds * factor * (1 + self._random.gauss(0, self._noise))
-        self._seconds += taken * 1e-6
-        return taken
+        time = microseconds * factor * (1 + self._random.gauss(0, self._noise))
+        self._seconds += time * 1e-6
+        return time
 
     def now(self) -> float:
         return self._seconds
@@ -125,11 +125,11 @@ class CpuBench:
     def compile(
         self, variants: Sequence[Candidate], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
-        found: list[Compiled | Exception] = []
+        compiled: list[Compiled | Exception] = []
         for index, (problem, config) in enumerate(variants):
             starting(index)
-            found.append(self._compiled(problem, config))
-        return found
+            compiled.append(self._compiled(problem, config))
+        return compiled
 
     def _compiled(self, problem: Any, config: Config | None) -> Compiled | Exception:
         behaviour, microseconds = _told(config)
@@ -161,11 +161,11 @@ class CpuBench:
 
     @contextlib.contextmanager
     def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Iterator[Stopwatch]:
-        taken = []
+        times = []
         for call in calls:
             call()
-            taken.append(self.ran)
-        yield SimulatedStopwatch(taken)
+            times.append(self.ran)
+        yield SimulatedStopwatch(times)
 
     def free_memory(self) -> int | None:
         return self.free
@@ -212,9 +212,9 @@ class _Telling(CpuBench):
     ) -> list[Compiled | Exception]:
         from torch._inductor import config
 
-        told = (numerics.determinism(), numerics.matmul_flags(), config.deterministic)
+        state = (numerics.determinism(), numerics.matmul_flags(), config.deterministic)
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-        return [ValueError(f"{told} {workspace}")] * len(variants)
+        return [ValueError(f"{state} {workspace}")] * len(variants)
 
 
 def telling_bench(index: int) -> CpuBench:

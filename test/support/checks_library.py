@@ -85,8 +85,8 @@ class Library:
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(
             [tensor for tensor in tensors if tensor is not None]
         )
-        given = iter([_pointer(capsule) for capsule in capsules])
-        handles = [None if tensor is None else next(given) for tensor in tensors]
+        remaining = iter([_pointer(capsule) for capsule in capsules])
+        handles = [None if tensor is None else next(remaining) for tensor in tensors]
         array = (ctypes.c_void_p * max(1, len(handles)))(*handles)
         text = ctypes.create_string_buffer(4096)
         which, count, times = map(ctypes.c_int64, (number, len(handles), repetitions))
@@ -165,13 +165,13 @@ def accepts(signature: Signature, tensors: Sequence[torch.Tensor | None]) -> boo
     compared: list[tuple[Extent, int]] = []
     for item, tensor in sorted(pairs, key=lambda pair: isinstance(pair[0], TensorInput)):
         if isinstance(item, SymbolInput):
-            found = [(item.symbol, int(tensor), True)]
+            extents = [(item.symbol, int(tensor), True)]
         else:
             sizes, strides = tensor.shape, tensor.stride()
             used = [size != 1 and tensor.numel() != 0 for size in sizes]
-            found = [(size, actual, True) for size, actual in zip(item.shape, sizes, strict=True)]
-            found += zip(item.stride, strides, used, strict=True)
-        for extent, actual, counts in found:
+            extents = [(size, actual, True) for size, actual in zip(item.shape, sizes, strict=True)]
+            extents += zip(item.stride, strides, used, strict=True)
+        for extent, actual, counts in extents:
             unknown = _unknown(extent, values)
             if len(unknown) == 1 and _is_linear(extent, unknown[0], values):
                 (name,) = unknown
@@ -206,9 +206,9 @@ def _unknown(extent: Extent, values: dict[str, int]) -> list[str]:
 def _is_linear(extent: Extent, name: str, values: dict[str, int]) -> bool:
     """Whatever the other symbols are: a factor may be 0 in this call."""
     others = dict.fromkeys(values, 30)
-    found = [_value(extent, {**others, name: value}) for value in (-9, -2, -1, 0, 1, 2, 9, 30)]
-    step = found[4] - found[3]
-    return found == [found[3] + step * value for value in (-9, -2, -1, 0, 1, 2, 9, 30)]
+    samples = [_value(extent, {**others, name: value}) for value in (-9, -2, -1, 0, 1, 2, 9, 30)]
+    step = samples[4] - samples[3]
+    return samples == [samples[3] + step * value for value in (-9, -2, -1, 0, 1, 2, 9, 30)]
 
 
 def _search(extent: Extent, name: str, values: dict[str, int], actual: int) -> int | None:

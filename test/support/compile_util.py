@@ -100,10 +100,10 @@ def aliasing(tree: object) -> list[tuple[object, ...]]:
     A base that the caller does not hold does not count: whether an output is a view of an
     intermediate that is gone is the compiler's affair.
     """
-    found = tensors(tree)
+    values = tensors(tree)
     relations: list[tuple[object, ...]] = []
-    for i, right in enumerate(found):
-        for j, left in enumerate(found[:i]):
+    for i, right in enumerate(values):
+        for j, left in enumerate(values[:i]):
             if left.untyped_storage()._cdata == right.untyped_storage()._cdata:
                 distance = right.storage_offset() - left.storage_offset()
                 bases = right._base is left, left._base is right
@@ -166,8 +166,8 @@ def observe(
             for out in differentiable
         ]
         torch.autograd.backward(differentiable, seeds)
-        wanted = [tensor for tensor in [*tensors(inputs), *parameters] if tensor.is_leaf]
-        gradients = [tensor.grad for tensor in wanted]
+        differentiated = [tensor for tensor in [*tensors(inputs), *parameters] if tensor.is_leaf]
+        gradients = [tensor.grad for tensor in differentiated]
     state = dict(module.named_buffers()) if isinstance(module, torch.nn.Module) else {}
     return Observed(outputs, inputs, state, gradients)
 

@@ -25,14 +25,14 @@ class _Bench(InductorBench):
     def compile(
         self, variants: Sequence[Candidate], starting: Callable[[int], None]
     ) -> list[Compiled | Exception]:
-        found = super().compile(variants, starting)
-        for index, item in enumerate(found):
-            if len(found) <= self._least:
+        compiled = super().compile(variants, starting)
+        for index, item in enumerate(compiled):
+            if len(compiled) <= self._least:
                 break
             after_stock = index > 0 and variants[index - 1][1] is None
             if after_stock and isinstance(item, Compiled):
-                found[index] = Compiled(self._meddle(item), item.key)
-        return found
+                compiled[index] = Compiled(self._meddle(item), item.key)
+        return compiled
 
 
 def _wrong(compiled: Compiled) -> Callable[..., Any]:

@@ -192,11 +192,11 @@ def plain_kernels(folder: Path) -> Iterator[list[str]]:
 
     def make(source: Source, toolchain: Toolchain, kind: str, target: Path, scratch: Path) -> None:
         names.append(source.name)
-        made = str(target / nvcc_build.OBJECT)
+        path = str(target / nvcc_build.OBJECT)
         compiling = ["g++", "-O1", "-fPIC", "-fvisibility=hidden", "-x", "c++", "-c"]
-        subprocess.run([*compiling, "-o", made, str(target / "kernel.cu")], check=True)
+        subprocess.run([*compiling, "-o", path, str(target / "kernel.cu")], check=True)
         linked = str(target / nvcc_build.FILES["library"])
-        subprocess.run(["g++", "-shared", "-o", linked, made], check=True)
+        subprocess.run(["g++", "-shared", "-o", linked, path], check=True)
 
     with (
         mock.patch.object(lowering, "source", plain_source),

@@ -170,14 +170,14 @@ def lower_cpp(
     from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
     from inductor_ext.hooks import scope
 
-    compile_inner, found = compile_fx.compile_fx_inner, []
+    compile_inner, graphs = compile_fx.compile_fx_inner, []
 
     def compile_cpp(*args: Any) -> Any:
         return compile_inner(*args, cpp_wrapper=True)
 
     def compile_artifact(graph: Any, wrapper_code: str, *_: Any, **__: Any) -> Any:
         assert isinstance(graph.wrapper_code, cpp_wrapper.AotWrapper)
-        found.append(wrapper_code)
+        graphs.append(wrapper_code)
         raise Stop
 
     with (
@@ -202,7 +202,7 @@ def lower_cpp(
                 **configs,
             },
         )
-    return found[0] if ahead else lowered.code
+    return graphs[0] if ahead else lowered.code
 
 
 def _remember(wrapper: Any, scratch: int) -> None:
@@ -210,21 +210,21 @@ def _remember(wrapper: Any, scratch: int) -> None:
     from torch._inductor.codecache import CudaKernelParamCache
     from torch._inductor.runtime.hints import DeviceProperties
 
-    known = {"DeviceProperties": DeviceProperties, "torch": torch}
+    namespace = {"DeviceProperties": DeviceProperties, "torch": torch}
     for text in _texts(wrapper.kernel_autotune_defs.getvalue()):
         if "@triton.jit" not in text:
             continue
         (kernel,) = (item for item in ast.parse(text).body if isinstance(item, ast.FunctionDef))
-        given = {
-            keyword.arg: eval(ast.unparse(keyword.value), known)
+        arguments = {
+            keyword.arg: eval(ast.unparse(keyword.value), namespace)
             for keyword in kernel.decorator_list[0].keywords  # type: ignore[attr-defined]
         }
-        triton_meta, inductor_meta = given["triton_meta"], given["inductor_meta"]
+        triton_meta, inductor_meta = arguments["triton_meta"], arguments["inductor_meta"]
         signature = triton_meta["signature"]
         names = [arg.arg for arg in kernel.args.args if signature[arg.arg] != "constexpr"]
         CudaKernelParamCache.cache[inductor_meta["kernel_name"]] = {
             "mangled_name": kernel.name,
-            "num_warps": given["num_warps"],
+            "num_warps": arguments["num_warps"],
             "shared_mem": 0,
             "config": {},
             "inductor_meta": inductor_meta,
@@ -238,15 +238,17 @@ def _remember(wrapper: Any, scratch: int) -> None:
 
 
 def _argument(
-    given: tuple[Sequence[int | str], torch.dtype] | torch.Tensor,
+    description: tuple[Sequence[int | str], torch.dtype] | torch.Tensor,
     shape_env: Any,
     symbols: dict[str, Any],
 ) -> torch.Tensor:
-    if isinstance(given, torch.Tensor):
-        return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="cuda")
+    if isinstance(description, torch.Tensor):
+        return torch.empty_strided(
+            description.shape, description.stride(), dtype=description.dtype, device="cuda"
+        )
     from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-    shape, dtype = given
+    shape, dtype = description
     for name in shape:
         if isinstance(name, str) and name not in symbols:
             source = ConstantSource(name)

@@ -36,9 +36,9 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-def reference(found: Fusion) -> Callable[..., Any]:
+def reference(fusion: Fusion) -> Callable[..., Any]:
     """The fusion's kernel in plain torch."""
-    problem = found.problem
+    problem = fusion.problem
     activations: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": F.silu,
         "gelu": F.gelu,
@@ -49,7 +49,7 @@ def reference(found: Fusion) -> Callable[..., Any]:
     }
 
     def kernel(a: Tensor, *rest: Tensor) -> Any:
-        operands = call_operands(found, (a, *rest))
+        operands = call_operands(fusion, (a, *rest))
         factors, vectors = operands.weights, operands.norm_vectors
         biases = operands.gate_biases or operands.biases
         assert len(factors) == max(1, len(problem.parts))
@@ -58,14 +58,14 @@ def reference(found: Fusion) -> Callable[..., Any]:
             assert len(vectors) == problem.norm.vectors
             if problem.norm.kind == "layer":
                 a = a - a.mean(-1, keepdim=True)
-            a = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + found.constants.epsilon)
+            a = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + fusion.constants.epsilon)
             a = (math.prod(vectors[:1], start=a) + sum(vectors[1:])).to(factors[0].dtype)
         products = [a @ factor for factor in factors]
         if biases:
             products = [x + bias for x, bias in zip(products, biases, strict=True)]
         if problem.epilogue.gated:
             gate, up = products
-            gated = activations[found.constants.activation or ""](gate) * up
+            gated = activations[fusion.constants.activation or ""](gate) * up
             # Graphs of float32 are also run in float64.
             return gated if gated.dtype is F64 else gated.to(getattr(torch, problem.stored))
         return products[0] if len(products) == 1 else tuple(products)
@@ -86,11 +86,11 @@ def check(
 ) -> Fusion:
     """The first fusion of a function, after which its graph computes the same."""
     graph = lowered_graph(function, *inputs, **options)
-    found = find_fusions(graph, PLAIN)
-    assert len(found) == count, found
+    fusions = find_fusions(graph, PLAIN)
+    assert len(fusions) == count, fusions
     tolerance = tolerance or (1e-5 if inputs[0].dtype is F32 else 0.05)
-    apply_and_compare(graph, found[:1], values_of(inputs), tolerance)
-    return found[0]
+    apply_and_compare(graph, fusions[:1], values_of(inputs), tolerance)
+    return fusions[0]
 
 
 def values_of(inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -120,8 +120,8 @@ def apply_and_compare(
         assert [tuple(part.shape)[1] for part in whole] == list(
             item.problem.parts if len(item.outputs) > 1 else [item.problem.columns]
         )
-    kept = {node.name: node.meta.get("val") for node in graph.nodes}
-    assert all(kept[name] is value for name, value in values.items())
+    metadata = {node.name: node.meta.get("val") for node in graph.nodes}
+    assert all(metadata[name] is value for name, value in values.items())
     for old, new in zip(before, run(), strict=True):
         assert old.dtype == new.dtype
         assert old.shape == new.shape

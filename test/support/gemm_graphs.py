@@ -69,8 +69,8 @@ def lowered_graph(
     )
 
     def results(*arguments: torch.Tensor) -> tuple[Any, ...]:
-        found = function(*arguments)
-        return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+        result = function(*arguments)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     def argument(index: int, item: torch.Tensor) -> torch.Tensor:
         axes = [
@@ -88,10 +88,10 @@ def lowered_graph(
         # Decompositions write into what they have made themselves.
         module = make_fx(torch.func.functionalize(decomposed))(*arguments)
         # Sizes are inputs of the graphs that dynamo makes, and asked of no intermediate value.
-        known: dict[Any, fx.Node] = {}
+        nodes: dict[Any, fx.Node] = {}
         sizes = module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
         for node in sizes:
-            node.replace_all_uses_with(known.setdefault(node.meta["val"].node.expr, node))
+            node.replace_all_uses_with(nodes.setdefault(node.meta["val"].node.expr, node))
         module.graph = fx_graph_cse(module.graph)
         module.graph.eliminate_dead_code()
         with V.set_fake_mode(mode):

@@ -42,8 +42,8 @@ def examples(count: int) -> settings:
 
 def device(name: str) -> Device:
     """A known device."""
-    (found,) = (entry for entry in KNOWN if entry.name == name)
-    return found
+    (bug,) = (entry for entry in KNOWN if entry.name == name)
+    return bug
 
 
 def devices() -> st.SearchStrategy[Device]:

@@ -127,9 +127,9 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
     groups = problem.batch if problem.operation == "grouped" else 0
     a_batch = groups if groups and problem.divided == "n" else batch
     b_batch = groups if groups and problem.divided == "m" else batch
-    found = [_matrix(problem.a, problem.m, problem.k, a_batch, case.offset, device)]
+    operands = [_matrix(problem.a, problem.m, problem.k, a_batch, case.offset, device)]
     if case.mean:
-        found[0] += case.mean
+        operands[0] += case.mean
     for part in problem.parts or (problem.n,):
         b = problem.b
         if problem.parts:
@@ -137,9 +137,9 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
             b = Operand.of(b.dtype, (problem.k, part), strides)
         if b.dtype in ("int4", "uint4"):
             pairs = torch.randint(256, (part, problem.k // 2), device=device)
-            found.append(pairs.to(torch.uint8).t())
+            operands.append(pairs.to(torch.uint8).t())
         else:
-            found.append(_matrix(b, problem.k, part, b_batch, case.offset, device))
+            operands.append(_matrix(b, problem.k, part, b_batch, case.offset, device))
     dequant = problem.dequant
     if dequant is not None:
         dtype = getattr(torch, dequant.scale_dtype)
@@ -147,31 +147,33 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
         for part in problem.parts or (problem.n,):
             if dequant.scales in ("column", "tensor"):
                 count = part if dequant.scales == "column" else 1
-                found.append(torch.rand(count, device=device).to(dtype))
+                operands.append(torch.rand(count, device=device).to(dtype))
             elif dequant.scales == "group":
                 groups = (part, -(-problem.k // dequant.group))
-                found.append(torch.rand(groups, device=device).to(dtype).t())
+                operands.append(torch.rand(groups, device=device).to(dtype).t())
                 if dequant.zero_points:
                     zeros.append(torch.randint(-4, 4, groups, device=device).to(torch.int8).t())
-        found += zeros
+        operands += zeros
     if problem.norm is not None:
-        found += [
-            torch.rand(problem.k, device=device).to(found[0].dtype)
+        operands += [
+            torch.rand(problem.k, device=device).to(operands[0].dtype)
             for _ in range(problem.norm.vectors)
         ]
     if problem.epilogue.gated and problem.operation == "addmm":
-        found += [torch.randn(part, device=device).to(found[0].dtype) for part in problem.parts]
+        operands += [
+            torch.randn(part, device=device).to(operands[0].dtype) for part in problem.parts
+        ]
     if case.offsets:
-        found.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
+        operands.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
         if problem.a.dtype in FP8:
             # Of each row of a and column of b for each group, but once of those that are divided.
             for size, axis in ((problem.m, "m"), (problem.n, "n")):
                 count = size * (1 if problem.divided == axis else problem.batch)
-                found.append(torch.rand(count, device=device))
+                operands.append(torch.rand(count, device=device))
     if case.bias:
         size = _size(case) if case.bias == "matrix" else [problem.columns]
-        found.append(torch.randn(size, device=device).to(found[0].dtype))
-    return found
+        operands.append(torch.randn(size, device=device).to(operands[0].dtype))
+    return operands
 
 
 def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -227,12 +229,12 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
         products = [product + rest.pop(0).double() for product in products]
     if problem.epilogue.gated:
         activation = ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
-        found = activation(products[0]) * products[1]
+        result = activation(products[0]) * products[1]
     else:
-        found = torch.cat(products, -1)
+        result = torch.cat(products, -1)
     if case.bias:
-        found = found + values[-1].double()
-    return found if case.after is None else case.after(found)
+        result = result + values[-1].double()
+    return result if case.after is None else case.after(result)
 
 
 def _numbers(case: Case, b: torch.Tensor) -> torch.Tensor:
@@ -310,8 +312,8 @@ def _sums(case: Case) -> int:
 def _dtype(case: Case) -> torch.dtype:
     problem = case.problem
     name = problem.accumulator if _sums(case) > 1 else problem.out
-    found: torch.dtype = getattr(torch, name)
-    return found
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 @contextlib.contextmanager
@@ -372,14 +374,14 @@ def interpretable() -> Iterator[None]:
 
 def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:
     """Results of cases by Triton's interpreter; sums of splits are added up."""
-    found = interpret_modules(
+    results = interpret_modules(
         {name: (render(case).code, inputs(case)) for name, case in cases.items()}
     )
     for name, case in cases.items():
         split = _sums(case)
         if split > 1:
-            found[name] = found[name].unflatten(-2, (split, -1)).sum(-3)
-    return found
+            results[name] = results[name].unflatten(-2, (split, -1)).sum(-3)
+    return results
 
 
 def interpret_modules(
@@ -396,10 +398,10 @@ def interpret_modules(
         AssertionError: some have failed; it says how.
     """
     with tempfile.TemporaryDirectory() as folder:
-        given, results = Path(folder, "given.pt"), Path(folder, "results.pt")
-        torch.save(dict(work), given)
+        inputs, results = Path(folder, "given.pt"), Path(folder, "results.pt")
+        torch.save(dict(work), inputs)
         subprocess.run(
-            [sys.executable, "-m", "test.support.kernel_util", str(given), str(results)],
+            [sys.executable, "-m", "test.support.kernel_util", str(inputs), str(results)],
             env={**os.environ, "TRITON_INTERPRET": "1"},
             check=True,
         )
@@ -461,8 +463,8 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
     # Beside it stand the graphs of ranges of rows.
     functions = [item for item in tree.body if isinstance(item, ast.FunctionDef)]
     exec(compile(ast.Module([*functions, call], []), "<wrapper>", "exec"), namespace)
-    found = namespace["call"](types.SimpleNamespace(), list(values))
-    return found[0] if len(found) == 1 else list(found)
+    results = namespace["call"](types.SimpleNamespace(), list(values))
+    return results[0] if len(results) == 1 else list(results)
 
 
 _COUNTERS = Counters(torch.device("cpu"), lambda: 0)
@@ -470,8 +472,8 @@ _COUNTERS = Counters(torch.device("cpu"), lambda: 0)
 
 def _unwritten(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A buffer that shows what was not written."""
-    found = torch.empty_strided(size, stride, dtype=dtype)
-    return found.fill_(float("nan") if dtype.is_floating_point else -77)
+    tensor = torch.empty_strided(size, stride, dtype=dtype)
+    return tensor.fill_(float("nan") if dtype.is_floating_point else -77)
 
 
 _HEAD = """\
@@ -515,8 +517,8 @@ class Libdevice:
 
         def call(x: Any) -> Any:
             data = x.handle.data
-            found = TensorHandle(function(data).astype(data.dtype), x.handle.dtype)
-            return language.tensor(found, x.type)
+            result = TensorHandle(function(data).astype(data.dtype), x.handle.dtype)
+            return language.tensor(result, x.type)
 
         return call
 
@@ -581,11 +583,11 @@ def compiled_module(
     signature = dict(re.findall(r"'(\w+)': '(\*\w+|i32|i64)'", arguments.split("\n@triton.jit")[0]))
     with tempfile.TemporaryDirectory() as folder:
         kernel = load(name, source, Path(folder))
-        given = {name: signature[name] for name in kernel.arg_names}
+        declared = {name: signature[name] for name in kernel.arg_names}
         attributes = {
             (i,): [["tt.divisibility", 16]]
             for i, name in enumerate(kernel.arg_names)
-            if given[name].startswith("*")
+            if declared[name].startswith("*")
         }
         target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
@@ -593,7 +595,7 @@ def compiled_module(
             options["launch_pdl"] = True
         with mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": folder}):
             binary = triton.compile(
-                ASTSource(kernel, given, {}, attributes), target=target, options=options
+                ASTSource(kernel, declared, {}, attributes), target=target, options=options
             )
         registers, spills = _resources(binary.asm["cubin"])
     return Compiled(
@@ -622,26 +624,26 @@ def cuobjdump(cubin: bytes, option: str) -> str:
 
 def _resources(cubin: bytes) -> tuple[int, int]:
     """Registers of a thread, and bytes of memory for those that did not fit."""
-    told = cuobjdump(cubin, "--dump-resource-usage")
-    (usage,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", told)
+    listing = cuobjdump(cubin, "--dump-resource-usage")
+    (usage,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", listing)
     registers, stack, local = (int(item) for item in usage)
     return registers, stack + local
 
 
-def _main(given: str, results: str) -> None:
-    work = torch.load(given)
+def _main(inputs: str, results: str) -> None:
+    work = torch.load(inputs)
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(torch.cuda, "_DeviceGuard", return_value=contextlib.nullcontext()),
         mock.patch.object(torch.cuda, "set_device"),
     ):
-        found: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         for index, (name, (code, values)) in enumerate(work.items()):
             try:
-                found[name] = _run(code, values, Path(folder), f"case{index}")
+                outputs[name] = _run(code, values, Path(folder), f"case{index}")
             except Exception:
-                found[name] = traceback.format_exc()
-        torch.save(found, results)
+                outputs[name] = traceback.format_exc()
+        torch.save(outputs, results)
 
 
 if __name__ == "__main__":

@@ -262,11 +262,11 @@ def attention_and_convolution(
     query: Tensor, key: Tensor, value: Tensor, image: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Kernels with memory of their own inside, and their gradients."""
-    found = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    found = F.scaled_dot_product_attention(found.tanh(), key, found)
+    attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    attention = F.scaled_dot_product_attention(attention.tanh(), key, attention)
     y = F.conv2d(image.tanh(), weight, padding=1)
     y = F.max_pool2d(F.relu(y), 2)
-    return found.square().sum(), F.conv_transpose2d(y, weight, stride=2).square().mean()
+    return attention.square().sum(), F.conv_transpose2d(y, weight, stride=2).square().mean()
 
 
 @_graph(lambda: (*_two(grad=True), torch.arange(SIDE) % 7), backward=True)

@@ -73,15 +73,15 @@ def random_signature(generator: random.Random) -> Signature:
 def random_signatures() -> list[Signature]:
     """Those whose symbols can be told from the inputs."""
     generator = random.Random(0)
-    found: list[Signature] = []
-    while len(found) < PROPERTIES:
+    signatures: list[Signature] = []
+    while len(signatures) < PROPERTIES:
         candidate = random_signature(generator)
         try:
             input_checks.render(candidate)
         except exc.UncheckableInputError:
             continue
-        found.append(candidate)
-    return found
+        signatures.append(candidate)
+    return signatures
 
 
 def random_calls(

@@ -193,5 +193,5 @@ json.dump({"loaded": loaded, "changed": changed, "context": context}, sys.stdout
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {"loaded": [], "changed": [], "context": False}
-    made = {path.name for folder in folders.values() for path in folder.rglob("*")}
-    assert made <= {".nv", "ComputeCache"}, "more than the CUDA driver makes wherever it starts"
+    names = {path.name for folder in folders.values() for path in folder.rglob("*")}
+    assert names <= {".nv", "ComputeCache"}, "more than the CUDA driver makes wherever it starts"

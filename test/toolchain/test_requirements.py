@@ -139,7 +139,7 @@ def test_every_need_is_a_part() -> None:
 
 @pytest.mark.usefixtures("repeated_warnings")
 @pytest.mark.parametrize(
-    ("patches", "devices", "absent", "said"),
+    ("patches", "devices", "absent", "warned"),
     [
         ({"max_autotune": True}, {"cuda"}, "cutlass", True),
         ({"max_autotune_gemm": True}, {"cuda"}, "nvcc", True),
@@ -155,12 +155,12 @@ def test_missing_cutlass_is_said_where_it_matters(
     patches: dict[str, object],
     devices: set[str],
     absent: str,
-    said: bool,
+    warned: bool,
 ) -> None:
     monkeypatch.setattr(components, "probe", FakeParts(absent))
     with inductor_config.patch({"max_autotune_gemm_backends": "aten, cutlass", **patches}):
         for _ in range(2):
             requirements.warn_about_gemm_backends(devices)
-    assert len(caplog.messages) == said
-    if said:
+    assert len(caplog.messages) == warned
+    if warned:
         assert f"get {absent}" in caplog.text

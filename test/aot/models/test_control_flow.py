@@ -231,8 +231,8 @@ def cond_on_a_number() -> Case:
     """A predicate that is known while compiling, and one that is a relation between sizes."""
 
     def function(a: torch.Tensor) -> Any:
-        known = torch.cond(True, lambda x: x + 1, lambda x: x - 1, (a,))
-        return known, torch.cond(a.shape[0] > 4, lambda x: x * 2, lambda x: x * 3, (a,))
+        constant_branch = torch.cond(True, lambda x: x + 1, lambda x: x - 1, (a,))
+        return constant_branch, torch.cond(a.shape[0] > 4, lambda x: x * 2, lambda x: x * 3, (a,))
 
     return Case(
         function,

@@ -357,8 +357,8 @@ def asserting(device: str) -> Artifact:
         size = n.item()
         torch._check(size >= 2)
         torch._check(size <= 6)
-        found = x.nonzero().shape[0]
-        torch._check(found != 3)
+        count = x.nonzero().shape[0]
+        torch._check(count != 3)
         torch._assert_async((x < 10).all(), "a value of ten or more")
         return x.sum() + torch.ones(size, device=x.device)
 

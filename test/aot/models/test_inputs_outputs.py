@@ -67,8 +67,8 @@ def results_that_are_inputs_or_views_of_them() -> Case:
 @PLAIN
 def results_that_are_views_of_results() -> Case:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made = x * 2
-        return made, made.t(), made[1:, :2], x.sum(0)
+        y = x * 2
+        return y, y.t(), y[1:, :2], x.sum(0)
 
     return Case(function, (torch.randn(3, 4),))
 
@@ -84,8 +84,8 @@ def results_that_are_views_of_something_gone() -> Case:
 @PLAIN
 def repeated_results() -> Case:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
-        made = x * 2
-        return [made, x, made, x]
+        y = x * 2
+        return [y, x, y, x]
 
     return Case(function, (torch.randn(3, 4),))
 
@@ -264,9 +264,9 @@ def test_misaligned_results(device: str) -> None:
     """Views that begin off a vector's boundary, and an input changed through one."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made = x * 2
+        y = x * 2
         x[1:].add_(1)
-        return made[1:], made[3:] + 1
+        return y[1:], y[3:] + 1
 
     x = torch.randn(67, device=device)
     artifact = aot_util.compile_model(function, (x,))
@@ -425,14 +425,14 @@ def test_many_inputs_and_outputs(device: str) -> None:
 
 def test_outputs_survive_the_next_call(pointwise: Artifact, device: str) -> None:
     first, second = (torch.randn(16, 64, device=device) for _ in range(2))
-    kept = pointwise(first, first)
+    output = pointwise(first, first)
     pointwise(second, second)
-    aot_util.assert_same(kept, pointwise.eager(first, first))
+    aot_util.assert_same(output, pointwise.eager(first, first))
 
 
 def test_outputs_survive_the_artifact(pointwise: Artifact, device: str) -> None:
     x = torch.randn(16, 64, device=device)
     loaded = aot_util.load(pointwise.path)
-    kept = loaded(x, x)
+    output = loaded(x, x)
     del loaded
-    aot_util.assert_same(kept, pointwise.eager(x, x))
+    aot_util.assert_same(output, pointwise.eager(x, x))

@@ -263,14 +263,14 @@ def repeat_interleave() -> Case:
 def expressions_in_sizes_and_strides() -> Case:
     def function(n: torch.Tensor, m: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a, b = sized(n.item(), 2, 50), sized(m.item(), 2, 50)
-        made = torch.arange(2 * a * (b + 1), device=n.device).view(2 * a, b + 1)
-        crossed = made.t() + 1
+        grid = torch.arange(2 * a * (b + 1), device=n.device).view(2 * a, b + 1)
+        crossed = grid.t() + 1
         return (
-            made * 3,
+            grid * 3,
             crossed.contiguous(),
-            made.new_zeros(a + b, 3),
+            grid.new_zeros(a + b, 3),
             torch.empty_strided((a, b), (1, a), device=n.device).fill_(1.5),
-            made.float() @ torch.ones(b + 1, a, device=n.device),
+            grid.float() @ torch.ones(b + 1, a, device=n.device),
         )
 
     return Case(
@@ -299,8 +299,8 @@ def list_of_sizes() -> Case:
 @UNBACKED
 def sizes_as_results() -> Case:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = x.nonzero()
-        return torch.full((2,), found.shape[0], device=x.device), found.shape[0] * x
+        indices = x.nonzero()
+        return torch.full((2,), indices.shape[0], device=x.device), indices.shape[0] * x
 
     return Case(function, (torch.tensor([1.0, 0.0, 2.0]),), calls=((torch.zeros(3),),))
 

@@ -84,12 +84,12 @@ class TestOtherWaysToCompile:
         path = str(tmp_path / "model.so")
         program = torch.export.export(model, (x,))
         with activate.activate():
-            made = torch._inductor.aot_compile(
+            output = torch._inductor.aot_compile(
                 program.module(check_guards=False),
                 (x,),
                 options={"aot_inductor.output_path": path},
             )
-        assert made == path
+        assert output == path
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
         torch.testing.assert_close(runner.run([x])[0], model(x))
         moved = shutil.copy(path, tmp_path / "elsewhere.so")
@@ -113,9 +113,9 @@ class TestOtherWaysToCompile:
             with activate.activate():
                 options = {"aot_inductor.package": True}
                 files.append(torch._inductor.aot_compile(module, (x,), options=options))
-        for number, (model, made) in enumerate(zip(models, files, strict=True)):
+        for number, (model, artifact_files) in enumerate(zip(models, files, strict=True)):
             path = str(tmp_path / f"{number}.pt2")
-            package_aoti(path, made)
+            package_aoti(path, artifact_files)
             torch.testing.assert_close(inductor_ext.load(path)(x), model(x))
 
     def test_line_tables_apart(self, tmp_path: pathlib.Path) -> None:

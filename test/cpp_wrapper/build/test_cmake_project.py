@@ -48,8 +48,8 @@ class TestAmalgamation:
             '#include "b.h"\n#include "a.h"\nint x;\n',
             '  #  include "a.h" // again\nint y;\n',
         ]
-        made = cmake_project.amalgamation(units, headers)
-        assert made == "int b;\n#include <vector>\nint a;\nint x;\nint y;\n"
+        source = cmake_project.amalgamation(units, headers)
+        assert source == "int b;\n#include <vector>\nint a;\nint x;\nint y;\n"
 
     def test_what_is_not_ours_stays_included(self) -> None:
         text = '#include <a.h>\n#include "other.h"\n// #include "a.h"\n'
@@ -62,10 +62,10 @@ class TestAmalgamation:
         texts = {path.name: path.read_text() for path in compiler.RUNTIME.iterdir()}
         headers = {name: text for name, text in texts.items() if name.endswith(".h")}
         units = [text for name, text in texts.items() if name.endswith(".cpp")]
-        made = cmake_project.amalgamation(units, headers)
-        assert re.findall(r'^\s*#\s*include\s*"', made, re.M) == []
-        assert "#pragma once" not in made
-        assert made.count("class Container {") == made.count("struct ModelInfo {") == 1
+        source = cmake_project.amalgamation(units, headers)
+        assert re.findall(r'^\s*#\s*include\s*"', source, re.M) == []
+        assert "#pragma once" not in source
+        assert source.count("class Container {") == source.count("struct ModelInfo {") == 1
 
 
 PROJECT = cmake_project.Project(
@@ -122,10 +122,10 @@ class TestListing:
         (tmp_path / "kernels.S").write_text(cmake_project.kernels_assembly(KERNELS))
         command = ["g++", "-c", "-Wa,-I,.", "kernels.S", "-o", "kernels.o"]
         subprocess.run(command, check=True, cwd=tmp_path)
-        found = subprocess.run(
+        process = subprocess.run(
             ["nm", "kernels.o"], check=True, cwd=tmp_path, capture_output=True, text=True
         )
-        symbols = {line.split()[-1]: line.split()[:-1] for line in found.stdout.splitlines()}
+        symbols = {line.split()[-1]: line.split()[:-1] for line in process.stdout.splitlines()}
         assert {name: int(symbols[name][0], 16) for name in symbols if "size" in name} == {
             "__add_0_size": len(b"first"),
             "__add_1_size": len(b"the second"),
@@ -288,7 +288,7 @@ class TestPackage:
 
     def test_a_name_that_another_model_had(self, device: str) -> None:
         """Inductor's cache folder keeps what was first written under a name, kernels as well."""
-        found: list[list[bytes]] = []
+        outputs: list[list[bytes]] = []
         for rows in (5, 7):
             program = aot_util.export(nn.Softmax(-1), (torch.randn(rows, 300, device=device),))
             path = aot_util.compile_program(
@@ -298,9 +298,9 @@ class TestPackage:
             )
             with zipfile.ZipFile(path) as file:
                 names = [name for name in file.namelist() if name.endswith((".cpp", ".cubin"))]
-                found.append([file.read(name) for name in sorted(names)])
-        assert len(found[0]) == len(found[1]) == (1 if device == "cpu" else 2)
-        for first, second in zip(*found, strict=True):
+                outputs.append([file.read(name) for name in sorted(names)])
+        assert len(outputs[0]) == len(outputs[1]) == (1 if device == "cpu" else 2)
+        for first, second in zip(*outputs, strict=True):
             assert first != second
 
 
@@ -316,8 +316,8 @@ def disassembled(library: pathlib.Path) -> dict[str, list[str]]:
     functions: dict[str, list[str]] = {}
     name = ""
     for line in output("objdump", "-d", "-C", "--no-show-raw-insn", library).splitlines():
-        if found := re.fullmatch(r"[0-9a-f]+ <(.*)>:", line):
-            name = found[1]
+        if match := re.fullmatch(r"[0-9a-f]+ <(.*)>:", line):
+            name = match[1]
             functions[name] = []
         elif name and "\t" in line:
             functions[name].append(line.partition("\t")[2].strip())

@@ -29,10 +29,10 @@ class TestTarget:
         ],
     )
     def test_flags(self, flags: str, level: str, beyond: set[str]) -> None:
-        found = cpu_target.of(flags, "x86_64", frozenset())
-        assert found.flags[0] == f"-march={level}"
-        assert "-march=native" not in found.flags
-        assert set(found.features) == cpu_isa.features_of(level) | beyond
+        target = cpu_target.of(flags, "x86_64", frozenset())
+        assert target.flags[0] == f"-march={level}"
+        assert "-march=native" not in target.flags
+        assert set(target.features) == cpu_isa.features_of(level) | beyond
 
     def test_every_feature_is_known_to_the_artifact(self) -> None:
         source = (compiler.RUNTIME / "cpu_features.cpp").read_text()
@@ -78,6 +78,6 @@ def test_the_artifact_and_the_kernel_agree_on_this_cpu(tmp_path: pathlib.Path) -
     program = str(tmp_path / "main")
     command = ["g++", "-std=c++20", f"-I{compiler.RUNTIME}", *sources, "-o", program]
     subprocess.run(command, check=True)
-    asked = sorted({*cpu_isa.features_of("x86-64-v4"), *cpu_target.FURTHER_FEATURES})
-    missing = elf(program, ",".join([*asked, "no-such-thing"])).strip().split(",")
-    assert missing == [*cpu_isa.missing(asked), "no-such-thing"]
+    features = sorted({*cpu_isa.features_of("x86-64-v4"), *cpu_target.FURTHER_FEATURES})
+    missing = elf(program, ",".join([*features, "no-such-thing"])).strip().split(",")
+    assert missing == [*cpu_isa.missing(features), "no-such-thing"]

@@ -29,13 +29,13 @@ def images(path: pathlib.Path) -> set[tuple[str, int]]:
     data = path.read_bytes()
     magic, _, header, size = struct.unpack_from("<IHHQ", data)
     assert magic == 0xBA55ED50
-    found, at = set(), header
+    kinds, at = set(), header
     while at < header + size:
         kind, _, entry_header, entry_size = struct.unpack_from("<HHIQ", data, at)
         (architecture,) = struct.unpack_from("<I", data, at + 28)
-        found.add(({1: "compute", 2: "sm"}[kind], architecture))
+        kinds.add(({1: "compute", 2: "sm"}[kind], architecture))
         at += entry_header + entry_size
-    return found
+    return kinds
 
 
 @pytest.fixture(autouse=True)

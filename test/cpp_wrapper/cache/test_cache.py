@@ -157,7 +157,7 @@ def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
 
     # The first of two fresh processes compiles if tests before this one have left this process with
     # another configuration than a fresh one has.
-    made = []
+    packages = []
     for _ in range(2):
         path.unlink()
         run = subprocess.run(
@@ -167,12 +167,12 @@ def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
             text=True,
             check=True,
         )
-        made.append(path.read_bytes())
+        packages.append(path.read_bytes())
     kinds, started, inductor = json.loads(run.stdout)
     assert kinds == ["ArtifactCacheRecord", "PackageRecord"]
     assert [command for command in started if command[1:] != ["--version"]] == []
     assert not inductor
-    assert made[0] == made[1]
+    assert packages[0] == packages[1]
 
 
 def test_without_a_compiler_no_other_package_is_returned(

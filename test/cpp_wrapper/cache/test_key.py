@@ -54,7 +54,7 @@ def refusal(program: ExportedProgram, **patches: Any) -> str:
 
 def test_other_processes_find_the_same_key() -> None:
     """Whatever the seed of their hashes and the addresses of their objects."""
-    found = []
+    digests = []
     for seed, objects in (("1", 0), ("2", 100_000)):
         run = subprocess.run(
             [sys.executable, str(Path(child_artifact_key.__file__)), str(objects)],
@@ -64,10 +64,10 @@ def test_other_processes_find_the_same_key() -> None:
             text=True,
             check=True,
         )
-        found.append(json.loads(run.stdout))
-    assert found[0] == found[1]
-    assert all(key is not None and why is None for key, why in found[0].values())
-    assert len({key for key, why in found[0].values()}) == len(found[0])
+        digests.append(json.loads(run.stdout))
+    assert digests[0] == digests[1]
+    assert all(key is not None and why is None for key, why in digests[0].values())
+    assert len({key for key, why in digests[0].values()}) == len(digests[0])
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,9 @@ def test_enumeration_values_for_executors_without_conversion() -> None:
             {"name": "number", "arg": {"as_int": 8}},
         ]
     }
-    found = [next(iter(item["arg"].values())) for item in extern_nodes.renumber(nodes)["inputs"]]
+    numbers = [next(iter(item["arg"].values())) for item in extern_nodes.renumber(nodes)["inputs"]]
     # c10's Double, BFloat16, Strided and ChannelsLast.
-    assert found == [7, 15, 0, 2, 8]
+    assert numbers == [7, 15, 0, 2, 8]
 
 
 @pytest.mark.parametrize("takes_dtype", [False, True])
@@ -60,7 +60,7 @@ def test_a_torch_that_numbers_dtypes_otherwise_is_refused(
             return
         with pytest.raises(exc.ArtifactLoadError) as error:
             inductor_ext.load(path)
-        found = ".".join(torch.__version__.split(".")[:2])
-        assert f"compiled with torch {torch.__version__}, and this is torch {found}" in str(
+        version = ".".join(torch.__version__.split(".")[:2])
+        assert f"compiled with torch {torch.__version__}, and this is torch {version}" in str(
             error.value
         )

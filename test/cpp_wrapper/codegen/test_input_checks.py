@@ -321,8 +321,8 @@ def test_ranges_without_an_end_and_linear_sizes(library: Library, size: int) -> 
 
 
 def test_names_are_written_as_they_are(library: Library) -> None:
-    found = library(number_of(ONE_DIMENSION["quoted"]), [torch.zeros(4)])
-    assert found == "input 'é\"??/\\': dimension 0 is 4, and the artifact takes 3"
+    message = library(number_of(ONE_DIMENSION["quoted"]), [torch.zeros(4)])
+    assert message == "input 'é\"??/\\': dimension 0 is 4, and the artifact takes 3"
 
 
 def test_strides_that_nobody_uses_may_be_anything(library: Library) -> None:
@@ -379,8 +379,8 @@ def test_random_calls_are_judged_as_by_the_oracle(library: Library) -> None:
     for which in range(len(SIGNATURES) - PROPERTIES, len(SIGNATURES)):
         for call in random_calls(SIGNATURES[which], generator):
             expected = accepts(SIGNATURES[which], call)
-            found = library(which, call)
-            assert (found == "") == expected, (SIGNATURES[which], call, found)
+            message = library(which, call)
+            assert (message == "") == expected, (SIGNATURES[which], call, message)
             right, wrong = right + expected, wrong + (not expected)
     assert right > 2000
     assert wrong > 2000
@@ -416,8 +416,8 @@ def test_a_dtype_that_came_is_called_by_its_name(library: Library) -> None:
         if dtype is None or name.startswith("q") or name == "float32":
             continue
         tensor = torch.zeros(8, 10 * dtype.itemsize, dtype=torch.uint8).view(dtype)
-        found = library(0, [tensor, *right()[1:]])
-        assert found.startswith(f"input 'x' has dtype {name}, and the artifact takes float32")
+        message = library(0, [tensor, *right()[1:]])
+        assert message.startswith(f"input 'x' has dtype {name}, and the artifact takes float32")
 
 
 @pytest.mark.parametrize(

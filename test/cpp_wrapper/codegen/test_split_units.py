@@ -41,8 +41,8 @@ def run_of(units: Sequence[str]) -> str:
 def functions(units: Sequence[str]) -> dict[int, str]:
     """The bodies of the functions that were taken out, by number."""
     head = r"^void AOTInductorModel::run_part<(\d+)>\([^{;]*\) \{\n(.*?)^\}$"
-    found = (match for unit in units for match in re.findall(head, unit, re.M | re.S))
-    return {int(number): body for number, body in found}
+    matches = (match for unit in units for match in re.findall(head, unit, re.M | re.S))
+    return {int(number): body for number, body in matches}
 
 
 def order(units: Sequence[str]) -> list[int]:
@@ -238,10 +238,10 @@ class TestKinds:
         assert "int64_t*& arg0_1_size;" in units[0]
 
     def test_what_is_used_afterwards_in_run_impl_is_known_there(self) -> None:
-        kept = "auto f = [&]() { return x; };"
-        whole = program(*PROLOGUE, *MANY, "int64_t x = s0;", *MANY, kept, "use(nullptr, f());")
+        barrier = "auto f = [&]() { return x; };"
+        whole = program(*PROLOGUE, *MANY, "int64_t x = s0;", *MANY, barrier, "use(nullptr, f());")
         run = run_of(small(whole))
-        assert run.index("auto& x = inductor_ext_frame_1.x;") < run.index(kept)
+        assert run.index("auto& x = inductor_ext_frame_1.x;") < run.index(barrier)
 
     def test_a_unit_has_the_launchers_that_it_calls(self) -> None:
         call = "kernel_of_all(weight.data_ptr(), cached_torch_dtype_float8_e4m3fn);"
@@ -326,18 +326,18 @@ class TestBarriers:
 def test_every_statement_runs_once_and_in_order(
     seed: int, length: int, unit: int, function: int
 ) -> None:
-    made = split_programs.Program(seed, length)
-    units = made.program.units(unit, function=function)
+    drawn = split_programs.Program(seed, length)
+    units = drawn.program.units(unit, function=function)
     if not units:
         return
-    found = order(units)
+    numbers = order(units)
     # Declarations that may be repeated are dropped where nothing uses them.
     repeated = re.compile(
         r"static constexpr|(\[\[maybe_unused\]\] )?auto& |const int64_t \w+\[\] = \{[-\dL, ]*\};"
     )
-    needed = [i for i, text in enumerate(made.statements) if not repeated.match(text)]
-    assert [number for number in found if number in set(needed)] == needed
-    assert found == sorted(found)
+    needed = [i for i, text in enumerate(drawn.statements) if not repeated.match(text)]
+    assert [number for number in numbers if number in set(needed)] == needed
+    assert numbers == sorted(numbers)
 
 
 @settings(max_examples=200, deadline=None)
@@ -369,10 +369,10 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_same_happens_whatever_throws(tools: tuple[str, pathlib.Path], seed: int) -> None:
     """Calls, destructions and outputs, when nothing throws and when any one call does."""
-    made = split_programs.Program(seed, 150)
-    units = small(made.program, unit=50, function=10)
+    drawn = split_programs.Program(seed, 150)
+    units = small(drawn.program, unit=50, function=10)
     assert len(units) >= 3
-    traces = [trace(tools, [whole_text(made.program)]), trace(tools, units)]
+    traces = [trace(tools, [whole_text(drawn.program)]), trace(tools, units)]
     assert traces[0].count("\ndone\n") == 1
     assert traces[0].count("\nthrown ") > 40
     assert traces[0] == traces[1]

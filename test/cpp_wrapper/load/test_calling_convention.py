@@ -66,8 +66,8 @@ def test_a_right_call_gives_eager_s_result(
     model, loaded = compiled
     args, kwargs = RIGHT[name]
     # export keeps those arguments out of the call that were left at their defaults.
-    given = {key: value for key, value in kwargs.items() if key == "gated"}
-    torch.testing.assert_close(loaded(*args, **given), model(*args, **kwargs))
+    passed = {key: value for key, value in kwargs.items() if key == "gated"}
+    torch.testing.assert_close(loaded(*args, **passed), model(*args, **kwargs))
 
 
 WRONG: dict[str, tuple[Call, str]] = {
@@ -218,9 +218,9 @@ def test_nested_inputs_and_outputs_are_those_of_the_model(path: str, nested: Nes
         assert list(ours) == list(eager)
         assert type(ours["point"]) is Point
         flat, spec = pytree.tree_flatten(ours)
-        known, known_spec = pytree.tree_flatten(eager)
-        assert spec == known_spec
-        for one, other in zip(flat, known, strict=True):
+        expected, expected_spec = pytree.tree_flatten(eager)
+        assert spec == expected_spec
+        for one, other in zip(flat, expected, strict=True):
             assert type(one) is type(other)
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
@@ -230,8 +230,8 @@ def test_the_order_of_a_dicts_keys_means_nothing(path: str, nested: Nested) -> N
     (batch, *args), kwargs = nested_inputs()
     eager = nested(batch, *args, **kwargs)
     backwards = dict(reversed(list(batch.items())))
-    for given in (backwards, collections.OrderedDict(backwards)):
-        ours = model(given, *args, **dict(reversed(list(kwargs.items()))))
+    for reordered in (backwards, collections.OrderedDict(backwards)):
+        ours = model(reordered, *args, **dict(reversed(list(kwargs.items()))))
         torch.testing.assert_close(ours["total"], eager["total"])
         torch.testing.assert_close(ours["rest"], eager["rest"])
 

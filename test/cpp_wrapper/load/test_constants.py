@@ -84,7 +84,7 @@ def test_user_managed_constants_are_used_in_place(model: LoadedModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("values", "words"),
     [
         ({"bias": torch.ones(16)}, "it has no constant 'bias'"),
         ({"scale": torch.ones(15)}, "'scale'"),
@@ -95,10 +95,10 @@ def test_user_managed_constants_are_used_in_place(model: LoadedModel) -> None:
     ],
 )
 def test_a_wrong_constant_is_named_and_nothing_changes(
-    model: LoadedModel, plain: Plain, given: dict[str, Any], words: str
+    model: LoadedModel, plain: Plain, values: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(exc.ConstantMismatchError, match=re.escape(words)):
-        model.update_constants({"linear.weight": torch.zeros(16, 8), **given})
+        model.update_constants({"linear.weight": torch.zeros(16, 8), **values})
     check(model, plain)
 
 

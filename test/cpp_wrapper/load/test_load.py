@@ -31,9 +31,9 @@ def test_it_loads_a_file_a_folder_and_a_buffer(
     folder = tmp_path / "unpacked"
     zipfile.ZipFile(path).extractall(folder)
     compressed = tmp_path / "compressed.pt2"
-    with zipfile.ZipFile(path) as given, zipfile.ZipFile(compressed, "w") as made:
-        for name in given.namelist():
-            made.writestr(name, given.read(name), zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(path) as source_zip, zipfile.ZipFile(compressed, "w") as target_zip:
+        for name in source_zip.namelist():
+            target_zip.writestr(name, source_zip.read(name), zipfile.ZIP_DEFLATED)
     buffer = io.BytesIO(pathlib.Path(path).read_bytes())
     for source in (path, pathlib.Path(path), folder, folder / "net", buffer, compressed):
         check(inductor_ext.load(source), plain)
@@ -126,14 +126,14 @@ def test_a_manifest_of_another_package_is_refused(path: str) -> None:
 
 def test_a_manifest_without_its_seal_is_refused(path: str, tmp_path: pathlib.Path) -> None:
     copied = tmp_path / "altered.pt2"
-    with zipfile.ZipFile(path) as given, zipfile.ZipFile(copied, "w") as made:
-        for name in given.namelist():
-            data = given.read(name)
+    with zipfile.ZipFile(path) as source_zip, zipfile.ZipFile(copied, "w") as target_zip:
+        for name in source_zip.namelist():
+            data = source_zip.read(name)
             if name.endswith(manifest.PATH):
                 content = json.loads(data)
                 content["models"]["model"]["signature"]["symbols"] = {}
                 data = json.dumps(content).encode()
-            made.writestr(name, data)
+            target_zip.writestr(name, data)
     with pytest.raises(exc.BadPackageError, match="not the one that it was written with"):
         inductor_ext.load(copied)
 
@@ -142,10 +142,10 @@ def test_packages_without_manifest_are_not_inductors(
     path: str, tmp_path: pathlib.Path, temporary: pathlib.Path
 ) -> None:
     copied = tmp_path / "bare.pt2"
-    with zipfile.ZipFile(path) as given, zipfile.ZipFile(copied, "w") as made:
-        for name in given.namelist():
+    with zipfile.ZipFile(path) as source_zip, zipfile.ZipFile(copied, "w") as target_zip:
+        for name in source_zip.namelist():
             if not name.endswith(manifest.PATH):
-                made.writestr(name, given.read(name))
+                target_zip.writestr(name, source_zip.read(name))
     with pytest.raises(exc.BadPackageError, match="its manifest is missing"):
         inductor_ext.load(copied)
     assert list(temporary.iterdir()) == []
@@ -253,10 +253,10 @@ def test_damage_to_inductors_packages_is_found(stock_path: str, tmp_path: pathli
 def test_unsafe_names_never_reach_inductors_loader(stock_path: str, tmp_path: pathlib.Path) -> None:
     """It writes such entries where they point."""
     evil = tmp_path / "evil.pt2"
-    with zipfile.ZipFile(stock_path) as given, zipfile.ZipFile(evil, "w") as made:
-        for name in given.namelist():
-            made.writestr(name, given.read(name))
-        made.writestr("net/data/aotinductor/model/../../../../evil.txt", b"evil")
+    with zipfile.ZipFile(stock_path) as source_zip, zipfile.ZipFile(evil, "w") as target_zip:
+        for name in source_zip.namelist():
+            target_zip.writestr(name, source_zip.read(name))
+        target_zip.writestr("net/data/aotinductor/model/../../../../evil.txt", b"evil")
     with pytest.raises(exc.BadPackageError, match="leads out of its folder"):
         inductor_ext.load(evil)
 

@@ -106,7 +106,7 @@ def test_gradients_are_not_recorded(model: LoadedModel) -> None:
 
 def test_signature_and_manifest(path: str, model: LoadedModel) -> None:
     assert model.signature is not None
-    assert [given.name for given in model.signature.inputs] == ["x"]
+    assert [inp.name for inp in model.signature.inputs] == ["x"]
     assert model.manifest is not None
     assert set(model.manifest.models) == {"model", "nested"}
     assert model.get_metadata()["AOTI_DEVICE_KEY"] == "cpu"

@@ -33,26 +33,27 @@ def test_weights_are_mapped_where_they_lie(path: str, model: LoadedModel) -> Non
 @pytest.fixture
 def without_weights(path: str, tmp_path: pathlib.Path) -> tuple[str, str]:
     """A package without the weights of "model", and the file that has them."""
-    kept = tmp_path / "shared.weights"
+    weights_file = tmp_path / "shared.weights"
 
     def change(content: dict[str, Any], entries: dict[str, bytes]) -> None:
         model = content["models"]["model"]
         name = model["weights"]
         model["outside"] = content["files"][name]
         model["weights"] = None
-        kept.write_bytes(entries.pop(name))
+        weights_file.write_bytes(entries.pop(name))
 
     package = tmp_path / "small.pt2"
     package.write_bytes(changed(path, change).getvalue())
-    return str(package), str(kept)
+    return str(package), str(weights_file)
 
 
 def test_weights_may_live_in_a_file_or_another_package(
     without_weights: tuple[str, str], path: str, plain: Plain
 ) -> None:
-    package, kept = without_weights
+    package, weights_file = without_weights
     models = [
-        inductor_ext.load(package, weights=weights) for weights in (kept, pathlib.Path(kept), path)
+        inductor_ext.load(package, weights=weights)
+        for weights in (weights_file, pathlib.Path(weights_file), path)
     ]
     for model in models:
         check(model, plain)
@@ -62,10 +63,10 @@ def test_weights_may_live_in_a_file_or_another_package(
 def test_other_weights_are_refused(
     without_weights: tuple[str, str], path: str, stock_path: str, tmp_path: pathlib.Path
 ) -> None:
-    package, kept = without_weights
+    package, weights_file = without_weights
     with pytest.raises(exc.ArtifactLoadError, match="its weights are in a separate file"):
         inductor_ext.load(package)
-    data = bytearray(pathlib.Path(kept).read_bytes())
+    data = bytearray(pathlib.Path(weights_file).read_bytes())
     data[3] ^= 1
     other = tmp_path / "other.weights"
     other.write_bytes(data)
@@ -77,7 +78,7 @@ def test_other_weights_are_refused(
     with pytest.raises(exc.ArtifactLoadError, match="has other weights"):
         inductor_ext.load(package, weights=other, verify=False)
     with pytest.raises(exc.ArtifactLoadError, match="its weights are in the package"):
-        inductor_ext.load(stock_path, weights=kept)
+        inductor_ext.load(stock_path, weights=weights_file)
 
 
 def flipped(path: str, ending: str) -> io.BytesIO:
@@ -107,9 +108,9 @@ def test_large_weights_are_verified_by_their_constants(
     check(inductor_ext.load(path), plain)
     damaged = tmp_path / "damaged.pt2"
     with zip_reader.open_package(path) as package:
-        found = manifest.read(package)
-        assert found is not None
-        model = found[0].models["model"]
+        content = manifest.read(package)
+        assert content is not None
+        model = content[0].models["model"]
         place = package.locate(str(model.weights))
     assert place is not None
     for constant in model.constants:

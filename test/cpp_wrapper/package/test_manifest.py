@@ -225,8 +225,8 @@ def misfit(model: manifest.Model, **changes: Any) -> str | None:
     ],
 )
 def test_a_cpu_model_fits_its_torch_and_cpu(changes: dict[str, Any], why: str | None) -> None:
-    found = misfit(MODEL, **changes)
-    assert found == why or (why is not None and why in (found or ""))
+    reason = misfit(MODEL, **changes)
+    assert reason == why or (why is not None and why in (reason or ""))
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_a_cpu_model_fits_its_torch_and_cpu(changes: dict[str, Any], why: str | 
     ],
 )
 def test_a_cuda_model_fits_its_cuda_and_device(changes: dict[str, Any], why: str | None) -> None:
-    found = misfit(CUDA, **changes)
-    assert found == why or (why is not None and why in (found or ""))
+    reason = misfit(CUDA, **changes)
+    assert reason == why or (why is not None and why in (reason or ""))
 
 
 @pytest.mark.parametrize(
-    ("made", "found", "fits"),
+    ("compiled_with", "installed", "fits"),
     [
         ("2.13.0", "2.13.1+cpu", True),
         ("2.13.0+cpu", "2.14.1+cu130", False),
@@ -255,28 +255,28 @@ def test_a_cuda_model_fits_its_cuda_and_device(changes: dict[str, Any], why: str
         ("2.11.0a0+git1234", "2.11.0", True),
     ],
 )
-def test_another_torch_is_refused_by_name(made: str, found: str, fits: bool) -> None:
-    versions = {**MANIFEST.versions, "torch": made}
+def test_another_torch_is_refused_by_name(compiled_with: str, installed: str, fits: bool) -> None:
+    versions = {**MANIFEST.versions, "torch": compiled_with}
     content = dataclasses.replace(MANIFEST, versions=versions)
-    machine = dataclasses.replace(MACHINE, torch=found)
+    machine = dataclasses.replace(MACHINE, torch=installed)
     if fits:
         manifest.check_machine(content, MODEL, machine, "net.pt2")
         return
     with pytest.raises(exc.IncompatibleArtifactError) as error:
         manifest.check_machine(content, MODEL, machine, "net.pt2")
-    minor = ".".join(made.split(".")[:2])
+    minor = ".".join(compiled_with.split(".")[:2])
     assert str(error.value) == (
         "The package net.pt2 cannot run in this environment: it was compiled for torch "
-        f"{made}, and this is torch {found}. Compile it again with torch {found}, or load it with "
-        f"torch {minor}."
+        f"{compiled_with}, and this is torch {installed}. Compile it again with torch {installed}, "
+        f"or load it with torch {minor}."
     )
 
 
 def test_all_misfits_are_said_at_once() -> None:
-    found = misfit(MODEL, torch="2.11.0", cpu_features=frozenset())
-    assert found is not None
-    assert "torch 2.11.0" in found
-    assert "avx2, fma" in found
+    reason = misfit(MODEL, torch="2.11.0", cpu_features=frozenset())
+    assert reason is not None
+    assert "torch 2.11.0" in reason
+    assert "avx2, fma" in reason
 
 
 @pytest.mark.parametrize(

@@ -208,10 +208,10 @@ def test_no_name_leads_out(name: str) -> None:
         written([(name, b"", False)])
     if name and "\0" not in name:  # zipfile cuts at a NUL
         file = io.BytesIO()
-        with zipfile.ZipFile(file, "w") as made:
+        with zipfile.ZipFile(file, "w") as archive:
             info = zipfile.ZipInfo("net/x")
             info.filename = f"net/{name}"
-            made.writestr(info, b"")
+            archive.writestr(info, b"")
         assert refused(file.getvalue()).startswith("the name ")
 
 
@@ -300,9 +300,9 @@ def test_an_unpacked_folder_is_read(package: bytes, tmp_path: pathlib.Path) -> N
 def test_a_compressed_archive_is_read(package: bytes) -> None:
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         file = io.BytesIO()
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
             for name in opened.entries:
-                made.writestr(f"net/{name}", opened.read(name))
+                archive.writestr(f"net/{name}", opened.read(name))
     with zip_reader.open_package(file) as opened:
         opened.verify({name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()})
         assert {name: opened.read(name) for name in CONTENT} == CONTENT
@@ -364,28 +364,28 @@ def test_a_flipped_byte_anywhere_is_found_or_harmless(package: bytes) -> None:
 
 def rewritten(change: Callable[[zipfile.ZipFile], None]) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as made:
+    with zipfile.ZipFile(file, "w") as archive:
         for name, data in CONTENT.items():
-            made.writestr(f"net/{name}", data)
-        change(made)
+            archive.writestr(f"net/{name}", data)
+        change(archive)
     return file.getvalue()
 
 
-def duplicate(made: zipfile.ZipFile) -> None:
+def duplicate(archive: zipfile.ZipFile) -> None:
     with pytest.warns(UserWarning, match="Duplicate"):
-        made.writestr(f"net/{SHARED}", b"other")
+        archive.writestr(f"net/{SHARED}", b"other")
 
 
-def link(made: zipfile.ZipFile) -> None:
+def link(archive: zipfile.ZipFile) -> None:
     info = zipfile.ZipInfo("net/data/link")
     info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
-    made.writestr(info, "/etc/passwd")
+    archive.writestr(info, "/etc/passwd")
 
 
-def overlap(made: zipfile.ZipFile) -> None:
-    made.writestr("net/extra/x", b"")
-    info = made.getinfo("net/extra/x")
-    twin = made.getinfo(f"net/{SHARED}")
+def overlap(archive: zipfile.ZipFile) -> None:
+    archive.writestr("net/extra/x", b"")
+    info = archive.getinfo("net/extra/x")
+    twin = archive.getinfo(f"net/{SHARED}")
     info.header_offset = twin.header_offset
 
 
@@ -395,12 +395,12 @@ def overlap(made: zipfile.ZipFile) -> None:
         (duplicate, f"two entries {SHARED!r}"),
         (link, "data/link is a link"),
         (overlap, "header of extra/x is damaged"),
-        (lambda made: made.writestr("other/data/x", b""), "several root"),
-        (lambda made: made.writestr("x", b""), "is not below a root folder"),
-        (lambda made: made.writestr("net/data/empty/", b""), "names a folder"),
-        (lambda made: made.writestr("net/bin/x", b""), "outside the folders"),
+        (lambda archive: archive.writestr("other/data/x", b""), "several root"),
+        (lambda archive: archive.writestr("x", b""), "is not below a root folder"),
+        (lambda archive: archive.writestr("net/data/empty/", b""), "names a folder"),
+        (lambda archive: archive.writestr("net/bin/x", b""), "outside the folders"),
         (
-            lambda made: made.writestr("net/data/x", b"x" * 99, zipfile.ZIP_BZIP2),
+            lambda archive: archive.writestr("net/data/x", b"x" * 99, zipfile.ZIP_BZIP2),
             "method 12",
         ),
     ],
@@ -429,8 +429,8 @@ def test_an_archive_within_an_archives_end_is_refused(package: bytes) -> None:
 
 def test_a_bomb_is_not_inflated() -> None:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr("net/extra/bomb", bytes(64 << 20))
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/extra/bomb", bytes(64 << 20))
     data = bytearray(file.getvalue())
     for signature, at in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
         struct.pack_into("<L", data, data.index(signature) + at, 1000)

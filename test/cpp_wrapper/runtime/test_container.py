@@ -39,11 +39,11 @@ def test_names_and_dtypes(stored: Artifact, tmp_path: pathlib.Path) -> None:
 
 def test_constants_can_be_read_back(stored: Artifact, tmp_path: pathlib.Path) -> None:
     runner = stored.runner(tmp_path)
-    found = runner.extract_constants_map(False)
+    constants = runner.extract_constants_map(False)
     expected = {**dict(stored.eager.named_parameters()), **dict(stored.eager.named_buffers())}
-    assert set(found) == set(expected)
+    assert set(constants) == set(expected)
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+        assert torch.equal(constants[name], tensor), name
 
 
 def test_weights_left_out_of_the_package(device: str) -> None:

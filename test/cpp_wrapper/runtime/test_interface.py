@@ -74,18 +74,18 @@ class ExternalConstants:
         return str(self.library.inductor_ext_last_error().decode())
 
     def loads_constants(self) -> bool:
-        found = ctypes.c_bool()
-        ask = self.library.AOTInductorModelContainerDidCallLoadConstants
-        assert ask(self.container, ctypes.byref(found)) == 0
-        return found.value
+        loaded = ctypes.c_bool()
+        query = self.library.AOTInductorModelContainerDidCallLoadConstants
+        assert query(self.container, ctypes.byref(loaded)) == 0
+        return loaded.value
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Run the model; it has one result."""
-        taken = (ctypes.c_void_p * len(inputs))(*handles(inputs))
+        arguments = (ctypes.c_void_p * len(inputs))(*handles(inputs))
         outputs = (ctypes.c_void_p * 1)()
         run = self.library.AOTInductorModelContainerRun
         sizes = [ctypes.c_size_t(size) for size in (len(inputs), 1)]
-        assert run(self.container, taken, sizes[0], outputs, sizes[1], None, None) == 0
+        assert run(self.container, arguments, sizes[0], outputs, sizes[1], None, None) == 0
         capsule = ctypes.pythonapi.PyCapsule_New
         capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p,) * 3
         (result,) = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
@@ -142,11 +142,11 @@ class TestExternalConstants:
         assert "is not among the constants that the model was created with" in external.error
 
     def test_a_model_with_weights_of_its_own_says_so(self, tied: Built) -> None:
-        found, container = ctypes.c_bool(), ctypes.c_void_p(tied.loaded._container)
+        loaded, container = ctypes.c_bool(), ctypes.c_void_p(tied.loaded._container)
         library = tied.loaded._library._library
-        ask = library.AOTInductorModelContainerDidCallLoadConstants
-        assert ask(container, ctypes.byref(found)) == 0
-        assert found.value
+        query = library.AOTInductorModelContainerDidCallLoadConstants
+        assert query(container, ctypes.byref(loaded)) == 0
+        assert loaded.value
 
 
 class TestSharedObject:

@@ -17,22 +17,22 @@ from test.support.exported_programs import export
 
 def test_guards_that_come_later_are_added_once() -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
-    found = from_export.derive_signature(program)
+    signature = from_export.derive_signature(program)
     (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape
     environment = size.node.shape_env
     assert bool(size < 1000)
     assert bool(size > -1)
-    later = conditions.add_guards(found, environment)
-    (symbol,) = found.symbols
-    assert later == dataclasses.replace(found, symbols={symbol: Range(2, 999)})
+    later = conditions.add_guards(signature, environment)
+    (symbol,) = signature.symbols
+    assert later == dataclasses.replace(signature, symbols={symbol: Range(2, 999)})
     assert conditions.add_guards(later, environment) == later
 
 
 def test_a_condition_that_cannot_be_expressed_is_recorded() -> None:
     symbol = sympy.Symbol("s0", integer=True)
-    known = Signature((tensor_input("x", ("s0",)),), (), {"s0": Range(2)})
+    signature = Signature((tensor_input("x", ("s0",)),), (), {"s0": Range(2)})
     condition = sympy.Gt(functions.FloatTrueDiv(symbol, 3), 2)
-    found = conditions.add_conditions(known, [condition])
-    assert found.constraints == ()
-    assert len(found.unchecked) == 1
-    assert "s0" in found.unchecked[0]
+    extended = conditions.add_conditions(signature, [condition])
+    assert extended.constraints == ()
+    assert len(extended.unchecked) == 1
+    assert "s0" in extended.unchecked[0]

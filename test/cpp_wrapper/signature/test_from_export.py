@@ -36,8 +36,8 @@ def saved_and_loaded(program: ExportedProgram) -> ExportedProgram:
     return torch.export.load(file)
 
 
-def inputs_by_name(found: Signature) -> dict[str, Any]:
-    return {inp.name: inp for inp in found.inputs}
+def inputs_by_name(signature: Signature) -> dict[str, Any]:
+    return {inp.name: inp for inp in signature.inputs}
 
 
 def nested(x: Any, y: Any, *, batch: Any, n: int = 3, z: Any) -> Any:
@@ -67,8 +67,8 @@ def nested_program() -> ExportedProgram:
 
 
 def test_inputs_have_the_model_s_names_and_paths(nested_program: ExportedProgram) -> None:
-    found = from_export.derive_signature(nested_program)
-    assert [(inp.name, inp.path) for inp in found.inputs] == [
+    signature = from_export.derive_signature(nested_program)
+    assert [(inp.name, inp.path) for inp in signature.inputs] == [
         ("x", "args[0]"),
         ("y", "args[1]"),
         ("batch['ids'][0]", "kwargs['batch']['ids'][0]"),
@@ -76,10 +76,10 @@ def test_inputs_have_the_model_s_names_and_paths(nested_program: ExportedProgram
         ("n", "kwargs['n']"),
         ("z", "kwargs['z']"),
     ]
-    inputs = inputs_by_name(found)
+    inputs = inputs_by_name(signature)
     assert inputs["n"] == ConstantInput("n", "kwargs['n']", 7)
     assert inputs["y"] == TensorInput("y", "args[1]", "bfloat16", (5, 3), (1, 5), "cpu")
-    assert len(found.tensors) == 5
+    assert len(signature.tensors) == 5
 
 
 def test_variable_arguments_are_numbered() -> None:
@@ -87,27 +87,27 @@ def test_variable_arguments_are_numbered() -> None:
         return first + rest[0]["a"] + rest[1]
 
     example = torch.zeros(3)
-    found = from_export.derive_signature(export(function, example, {"a": example}, example))
-    names = [(inp.name, inp.path) for inp in found.inputs]
+    signature = from_export.derive_signature(export(function, example, {"a": example}, example))
+    names = [(inp.name, inp.path) for inp in signature.inputs]
     assert names == [("first", "args[0]"), ("rest_0['a']", "args[1]['a']"), ("rest_1", "args[2]")]
 
 
 def test_derived_sizes_are_expressions_of_the_same_symbol(nested_program: ExportedProgram) -> None:
-    found = from_export.derive_signature(nested_program)
-    inputs = inputs_by_name(found)
-    (symbol,) = found.symbols
-    assert found.symbols[symbol] == Range(2, 64)
+    signature = from_export.derive_signature(nested_program)
+    inputs = inputs_by_name(signature)
+    (symbol,) = signature.symbols
+    assert signature.symbols[symbol] == Range(2, 64)
     assert inputs["x"].shape == (symbol, 10)
     assert inputs["batch['ids'][0]"].shape == (f"2*{symbol}",)
     assert inputs["batch['ids'][1]"].shape == (f"2*{symbol} + 1",)
     # They follow from sizes and range.
-    assert found.constraints == found.unchecked == ()
+    assert signature.constraints == signature.unchecked == ()
 
 
 def test_outputs_have_paths_shapes_and_values(nested_program: ExportedProgram) -> None:
-    found = from_export.derive_signature(nested_program)
-    (symbol,) = found.symbols
-    assert found.outputs == (
+    signature = from_export.derive_signature(nested_program)
+    (symbol,) = signature.symbols
+    assert signature.outputs == (
         TensorOutput("[0]", "float32", (), "cpu"),
         TensorOutput("[1]['twice']", "float32", (symbol, 10), "cpu"),
         ConstantOutput("[1]['none']", None),
@@ -118,11 +118,11 @@ def test_outputs_have_paths_shapes_and_values(nested_program: ExportedProgram) -
 
 
 def test_the_structures_are_those_that_torch_stores(nested_program: ExportedProgram) -> None:
-    found = from_export.derive_signature(nested_program)
+    signature = from_export.derive_signature(nested_program)
     program = nested_program.module()
     info = program.graph._codegen.pytree_info
-    assert found.in_spec == pytree.treespec_dumps(info.in_spec)
-    assert found.out_spec == pytree.treespec_dumps(info.out_spec)
+    assert signature.in_spec == pytree.treespec_dumps(info.in_spec)
+    assert signature.out_spec == pytree.treespec_dumps(info.out_spec)
 
 
 @pytest.mark.parametrize("way", [saved_and_loaded, ExportedProgram.run_decompositions])
@@ -135,10 +135,10 @@ def test_a_program_keeps_its_signature(
 
 
 def test_a_model_of_no_arguments() -> None:
-    found = from_export.derive_signature(export(lambda: torch.ones(3)))
-    assert found.inputs == ()
-    assert found.outputs == (TensorOutput("", "float32", (3,), "cpu"),)
-    input_checks.render(found)
+    signature = from_export.derive_signature(export(lambda: torch.ones(3)))
+    assert signature.inputs == ()
+    assert signature.outputs == (TensorOutput("", "float32", (3,), "cpu"),)
+    input_checks.render(signature)
 
 
 @dataclasses.dataclass
@@ -160,10 +160,10 @@ def pair_registered() -> None:
 
 @pytest.mark.usefixtures("pair_registered")
 def test_an_unknown_container_has_the_names_of_the_graph() -> None:
-    found = from_export.derive_signature(
+    signature = from_export.derive_signature(
         export(lambda pair: pair.left + pair.right, Pair(torch.zeros(3), torch.zeros(3)))
     )
-    assert [inp.name for inp in found.inputs] == ["pair_left", "pair_right"]
+    assert [inp.name for inp in signature.inputs] == ["pair_left", "pair_right"]
 
 
 @pytest.mark.parametrize(
@@ -177,28 +177,28 @@ def test_an_unknown_container_has_the_names_of_the_graph() -> None:
 )
 def test_ranges_are_export_s(limits: dict[str, int], expected: Range) -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim("n", **limits)},))
-    (found,) = from_export.derive_signature(program).symbols.values()
-    assert found == expected
+    (derived,) = from_export.derive_signature(program).symbols.values()
+    assert derived == expected
 
 
 def test_a_size_that_is_derived_alone_can_be_solved_for() -> None:
     base = Dim("base", min=3, max=9)
-    found = from_export.derive_signature(
+    signature = from_export.derive_signature(
         export(lambda x: x + 1, torch.zeros(12, 1), shapes=({0: 4 * base},))
     )
     for size, right in ((8, False), (12, True), (14, False), (36, True), (40, False)):
-        assert accepts(found, [torch.zeros(size, 1)]) == right
-    assert "Rule::solve" in input_checks.render(found)
+        assert accepts(signature, [torch.zeros(size, 1)]) == right
+    assert "Rule::solve" in input_checks.render(signature)
 
 
 def test_the_least_size_that_is_derived_alone_is_the_user_s() -> None:
     base = Dim("base", min=1, max=9)
     program = export(lambda x: x + 1, torch.zeros(13), shapes=({0: 4 * base + 1},))
-    found = from_export.derive_signature(program)
-    assert list(found.symbols.values()) == [Range(1, 9)]
+    signature = from_export.derive_signature(program)
+    assert list(signature.symbols.values()) == [Range(1, 9)]
     for size in (1, 4, 5, 9, 37, 41):
         right = size % 4 == 1 and 5 <= size <= 37
-        assert accepts(found, [torch.zeros(size)]) == right
+        assert accepts(signature, [torch.zeros(size)]) == right
 
 
 GUARDED: dict[str, tuple[Callable[..., Any], list[torch.Tensor], Any, list[Any]]] = {
@@ -250,9 +250,9 @@ def test_guards_hold_exactly_as_in_the_exported_module(
 ) -> None:
     function, example, shapes, calls = GUARDED[name]
     program = way(export(function, *example, shapes=shapes))
-    found = from_export.derive_signature(program)
+    signature = from_export.derive_signature(program)
     module = program.module()
-    assert found.unchecked == ()
+    assert signature.unchecked == ()
     verdicts = []
     for sizes in calls:
         tensors = [torch.zeros(size) for size in sizes]
@@ -262,10 +262,10 @@ def test_guards_hold_exactly_as_in_the_exported_module(
             verdicts.append(False)
         else:
             verdicts.append(True)
-        assert accepts(found, tensors) == verdicts[-1], sizes
+        assert accepts(signature, tensors) == verdicts[-1], sizes
     assert verdicts[:2] == [True, True]
     assert not all(verdicts)
-    input_checks.render(found)
+    input_checks.render(signature)
 
 
 def test_asserts_on_sizes_are_checked_before_the_call() -> None:
@@ -273,11 +273,11 @@ def test_asserts_on_sizes_are_checked_before_the_call() -> None:
         torch._check(x.shape[0] * 2 < 30)
         return x + 1
 
-    found = from_export.derive_signature(
+    signature = from_export.derive_signature(
         export(function, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
     )
-    assert accepts(found, [torch.zeros(14)])
-    assert not accepts(found, [torch.zeros(15)])
+    assert accepts(signature, [torch.zeros(14)])
+    assert not accepts(signature, [torch.zeros(15)])
 
 
 def test_conditions_on_values_are_the_compiled_code_s_business() -> None:
@@ -286,9 +286,9 @@ def test_conditions_on_values_are_the_compiled_code_s_business() -> None:
         torch._check(size < 30)
         return torch.zeros(size)
 
-    found = from_export.derive_signature(export(function, torch.tensor([3, 4])))
-    assert found.constraints == found.unchecked == ()
-    ((size,),) = [output.shape for output in found.outputs if isinstance(output, TensorOutput)]
+    signature = from_export.derive_signature(export(function, torch.tensor([3, 4])))
+    assert signature.constraints == signature.unchecked == ()
+    ((size,),) = [output.shape for output in signature.outputs if isinstance(output, TensorOutput)]
     assert str(size).startswith("u")
 
 
@@ -304,33 +304,33 @@ def test_strides_follow_the_example_s(
     tensor: torch.Tensor, right: torch.Tensor, wrong: torch.Tensor
 ) -> None:
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
-    found = from_export.derive_signature(export(lambda x: x * 2, tensor, shapes=shapes))
-    assert accepts(found, [tensor])
-    assert accepts(found, [right])
-    assert not accepts(found, [wrong])
-    input_checks.render(found)
+    signature = from_export.derive_signature(export(lambda x: x * 2, tensor, shapes=shapes))
+    assert accepts(signature, [tensor])
+    assert accepts(signature, [right])
+    assert not accepts(signature, [wrong])
+    input_checks.render(signature)
 
 
 def test_a_number_that_varies_is_an_input() -> None:
-    found = from_export.derive_signature(
+    signature = from_export.derive_signature(
         export(
             lambda x, n: x[:n] * n, torch.zeros(30, 2), 5, shapes=({0: Dim.DYNAMIC}, Dim.DYNAMIC)
         )
     )
-    number = inputs_by_name(found)["n"]
+    number = inputs_by_name(signature)["n"]
     assert isinstance(number, SymbolInput)
     assert number.type == "int"
-    assert f"{number.symbol} <= {inputs_by_name(found)['x'].shape[0]}" in found.constraints
-    assert accepts(found, [torch.zeros(8, 2), torch.tensor(7)])
-    assert not accepts(found, [torch.zeros(8, 2), torch.tensor(9)])
+    assert f"{number.symbol} <= {inputs_by_name(signature)['x'].shape[0]}" in signature.constraints
+    assert accepts(signature, [torch.zeros(8, 2), torch.tensor(7)])
+    assert not accepts(signature, [torch.zeros(8, 2), torch.tensor(9)])
 
 
 def test_parameters_and_buffers_are_no_inputs() -> None:
     model = torch.nn.BatchNorm1d(4)
     program = torch.export.export(model, (torch.zeros(3, 4),))
-    found = from_export.derive_signature(program)
-    assert [inp.name for inp in found.inputs] == ["input"]
-    assert [output.path for output in found.outputs] == [""]
+    signature = from_export.derive_signature(program)
+    assert [inp.name for inp in signature.inputs] == ["input"]
+    assert [output.path for output in signature.outputs] == [""]
 
 
 def test_an_object_is_refused_by_name() -> None:

@@ -23,7 +23,7 @@ def asker(file: str) -> Callable[[Any], bool]:
 
 def test_what_is_only_faster_restricts_no_size() -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
-    found = from_export.derive_signature(program)
+    signature = from_export.derive_signature(program)
     (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape
     environment = size.node.shape_env
     limits = dict(environment.var_to_range)
@@ -32,8 +32,8 @@ def test_what_is_only_faster_restricts_no_size() -> None:
         assert asker("/python/torch/_inductor/codegen/cpp.py")(size)
         assert environment.guards == []
         assert dict(environment.var_to_range) == limits
-        assert conditions.add_guards(found, environment) == found
+        assert conditions.add_guards(signature, environment) == signature
         assert asker("/python/torch/_inductor/lowering.py")(size)
     assert "evaluate_expr" not in vars(environment)
-    (symbol,) = found.symbols
-    assert conditions.add_guards(found, environment).symbols == {symbol: Range(2, 15)}
+    (symbol,) = signature.symbols
+    assert conditions.add_guards(signature, environment).symbols == {symbol: Range(2, 15)}

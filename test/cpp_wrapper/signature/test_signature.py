@@ -79,8 +79,8 @@ def test_the_json_is_what_tools_rely_on() -> None:
 
 @pytest.mark.parametrize("value", [1.5, -math.inf, math.nan, True, 7, "text", None])
 def test_constants_keep_value_and_type(value: Any) -> None:
-    found = Signature((ConstantInput("c", "args[0]", value),), (ConstantOutput("", value),))
-    text = json.dumps(found.to_json(), allow_nan=False)
+    signature = Signature((ConstantInput("c", "args[0]", value),), (ConstantOutput("", value),))
+    text = json.dumps(signature.to_json(), allow_nan=False)
     back = Signature.from_json(json.loads(text))
     for inp in (*back.inputs, *back.outputs):
         assert isinstance(inp, (ConstantInput, ConstantOutput))

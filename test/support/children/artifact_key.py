@@ -64,12 +64,12 @@ def programs() -> dict[str, torch.export.ExportedProgram]:
 
 
 def main() -> None:
-    kept = [object() for _ in range(int(sys.argv[1]))]
+    objects = [object() for _ in range(int(sys.argv[1]))]
     keys = {
         name: artifact_key.compute_key(program, settings.Settings(), {"max_autotune": True})
         for name, program in programs().items()
     }
-    assert kept is not None
+    assert objects is not None
     print(json.dumps({name: [key.digest, key.why] for name, key in keys.items()}))
 
 

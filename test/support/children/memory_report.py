@@ -36,13 +36,13 @@ def main(elsewhere: str) -> None:
         error = str(inductor_ext.memory_report(compiled))
     except exc.PlanNotFoundError as missing:
         error = str(missing)
-    found = {
+    result = {
         "events": [record.name for record in records],
         "caches": [record.cache for record in records if isinstance(record, CompileRecord)],
         "report": report.to_json(),
         "error": error,
     }
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

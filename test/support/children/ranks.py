@@ -106,8 +106,8 @@ def main(mode: str, device_type: str, folder: Path) -> None:
         if isinstance(record, ProductRecord) and record.problem
     }
     tuned = [record.problem.key for record in records if isinstance(record, TuningRecord)]
-    found = {"products": products, "tuned": tuned, "error": max(errors)}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    result = {"products": products, "tuned": tuned, "error": max(errors)}
+    (folder / f"{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 
 

@@ -136,19 +136,19 @@ def scenario_replacements(folder: str) -> dict[str, Any]:
             return False
         return value.__code__.co_filename.startswith(package + os.sep)
 
-    found = set()
+    names = set()
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] != "torch" or not isinstance(module, types.ModuleType):
             continue
         for key, value in list(vars(module).items()):
             if is_ours(value):
-                found.add(f"{name}.{key}")
+                names.add(f"{name}.{key}")
             if isinstance(value, type) and value.__module__ == name:
-                found |= {f"{name}.{key}.{part}" for part, v in vars(value).items() if is_ours(v)}
+                names |= {f"{name}.{key}.{part}" for part, v in vars(value).items() if is_ours(v)}
     from torch._inductor import lowering
 
     ours = [str(operator) for operator, entry in lowering.lowerings.items() if is_ours(entry)]
-    return {"replaced": sorted(found), "lowerings": sorted(ours)}
+    return {"replaced": sorted(names), "lowerings": sorted(ours)}
 
 
 def scenario_import_only(folder: str) -> dict[str, Any]:

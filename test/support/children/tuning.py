@@ -88,10 +88,10 @@ def write(folder: str) -> None:
             # Each problem comes from several processes, each environment from one.
             own = dataclasses.replace(HERE, triton=f"3.{index}")
             store.put({problem(step): decision(50.0 + index)}, H200, lambda _, own=own: own)
-            found = store.lookup(problem(step), H200, lambda _, own=own: own)
-            assert found is not None
-            assert found.exact
-            assert found.decision.microseconds(CONFIG) == 50.0 + index
+            result = store.lookup(problem(step), H200, lambda _, own=own: own)
+            assert result is not None
+            assert result.exact
+            assert result.decision.microseconds(CONFIG) == 50.0 + index
 
     forked(PROCESSES, work)
 
@@ -144,8 +144,8 @@ def tune_missing(folder: str) -> None:
 
         mine = problems[index % 3 :]
         random.Random(index).shuffle(mine)
-        found = TuningDatabase(folder).tune_missing(mine, H200, tune, here)
-        times = {item.m: found[item].microseconds(CONFIG) for item in mine}
+        decisions = TuningDatabase(folder).tune_missing(mine, H200, tune, here)
+        times = {item.m: decisions[item].microseconds(CONFIG) for item in mine}
         with open(results, "a") as file:
             file.write(json.dumps(times) + "\n")
 
@@ -169,8 +169,10 @@ def agree(file: str) -> None:
             return {item: decision(10.0 + rank) for item in batch}
 
         problems = [problem(index) for index in range(3)]
-        found = distributed.share_decisions(problems if rank else problems[::-1], decide, here, "")
-        times = [found[item].microseconds(CONFIG) for item in problems]
+        decisions = distributed.share_decisions(
+            problems if rank else problems[::-1], decide, here, ""
+        )
+        times = [decisions[item].microseconds(CONFIG) for item in problems]
         os.write(1, (json.dumps(times) + "\n").encode())
 
     forked(2, work)

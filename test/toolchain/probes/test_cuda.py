@@ -24,19 +24,19 @@ class TestNvcc:
 
     def test_order_of_search(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         homes = {name: machine / name.lower() for name in ("CUDA_HOME", "CUDA_PATH")}
-        wanted = script(machine / "bin" / "nvcc", NVCC_ANSWER)
-        assert components.probe("nvcc").path == wanted
+        nvcc = script(machine / "bin" / "nvcc", NVCC_ANSWER)
+        assert components.probe("nvcc").path == nvcc
         for variable in ("CUDA_PATH", "CUDA_HOME"):
-            wanted = script(homes[variable] / "bin" / "nvcc", NVCC_ANSWER)
+            nvcc = script(homes[variable] / "bin" / "nvcc", NVCC_ANSWER)
             monkeypatch.setenv(variable, str(homes[variable]))
-            assert components.probe("nvcc").path == wanted
-        wanted = script(machine / "own-nvcc", NVCC_ANSWER)
-        monkeypatch.setenv("CUDACXX", wanted)
-        assert components.probe("nvcc").path == wanted
-        wanted = script(machine / "inductors-nvcc", NVCC_ANSWER)
-        cuda = types.SimpleNamespace(cuda_cxx=wanted)
+            assert components.probe("nvcc").path == nvcc
+        nvcc = script(machine / "own-nvcc", NVCC_ANSWER)
+        monkeypatch.setenv("CUDACXX", nvcc)
+        assert components.probe("nvcc").path == nvcc
+        nvcc = script(machine / "inductors-nvcc", NVCC_ANSWER)
+        cuda = types.SimpleNamespace(cuda_cxx=nvcc)
         loaded(monkeypatch, "torch._inductor.config", cuda=cuda)
-        assert components.probe("nvcc").path == wanted
+        assert components.probe("nvcc").path == nvcc
         assert components.probe("nvcc").version == "12.6.85"
 
     def test_an_empty_cuda_home_does_not_hide_the_one_on_path(
