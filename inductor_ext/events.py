@@ -26,6 +26,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from inductor_ext.storage import json_codec
+
 __all__ = ["Record", "capture", "emit", "module_path", "muted", "warn_once"]
 
 log = logging.getLogger("inductor_ext")
@@ -79,7 +81,7 @@ class Record:
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as a JSON object, with the record's name under "event"."""
-        return {"event": self.name, **dataclasses.asdict(self)}
+        return {"event": self.name, **json_codec.as_dict(self)}
 
 
 @contextlib.contextmanager

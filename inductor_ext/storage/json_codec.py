@@ -97,6 +97,24 @@ def encode(value: Any, whole: bool = False, free: bool = False) -> Any:
     return value
 
 
+def as_dict(value: Any) -> Any:
+    """Return what `dataclasses.asdict` returns, but with the `KEY` of a field that has one.
+
+    Unlike in the form of `encode`, all fields are in it, and no class has a form of its own.
+    """
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {
+            field.metadata.get(KEY, field.name): as_dict(getattr(value, field.name))
+            for field in fields
+        }
+    if isinstance(value, Mapping):
+        return {key: as_dict(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(as_dict, value))
+    return value
+
+
 def decode(
     hint: Any,
     value: object,

@@ -261,6 +261,7 @@ def test_record_in_one_line_and_as_json() -> None:
     loaded = json.loads(json.dumps(record().as_json()))
     assert GemmProblem.from_json(loaded["problem"]) == record().problem
     assert GemmConfig.from_json(loaded["chosen"]) == CONFIG
+    assert loaded["chosen"]["stages"] == CONFIG.num_stages
     assert loaded["candidates"][2]["failure"] == "wrong numbers"
 
 

@@ -79,6 +79,12 @@ def test_a_value_comes_back_from_its_json() -> None:
     assert json_codec.decode(Drawing, json.loads(text)) == DRAWING
 
 
+def test_a_dict_of_all_fields_has_the_keys_of_json() -> None:
+    fields = dataclasses.asdict(DRAWING)
+    layers = fields.pop("num_layers")
+    assert json_codec.as_dict(DRAWING) == {**fields, "layers": layers}
+
+
 def test_unknown_keys_are_kept_where_there_is_a_field_for_them() -> None:
     later = {**FORM, "color": [1]}
     with pytest.raises(json_codec.MismatchError, match="an object without 'color'"):
