@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.fused_ops import Dequant, Prologue
@@ -45,7 +44,3 @@ FP8 = dataclasses.replace(
 
 GROUPS = Prologue(dequant=Dequant("group", 64))
 INT4 = mm("mixed", 2048, 4096, 4096, b_dtype="uint4", prologue=GROUPS)
-
-
-def but(record: Any, **fields: Any) -> Any:
-    return dataclasses.replace(record, **fields)

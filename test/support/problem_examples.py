@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -19,10 +18,6 @@ INT8 = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8")
 INT4 = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int4")
 TILE = GemmConfig("persistent_tma", 128, 256, 64, 3, 8, tma=True, flatten=True)
 STATIONARY = GemmConfig("stationary", 16, 112, 2048, 1, 8, split_k=2, fused_split_k=True)
-
-
-def but(record: Any, **fields: Any) -> Any:
-    return dataclasses.replace(record, **fields)
 
 
 def read_again(record: Any) -> Any:

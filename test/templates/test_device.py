@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from inductor_ext import exc
 from inductor_ext.templates.device import KNOWN, Device
 from test.support.gemm_strategies import device
-from test.support.problem_examples import A100, H200, L4, but
+from test.support.problem_examples import A100, H200, L4
 
 
 class TestDevice:
@@ -62,7 +63,7 @@ class TestDevice:
     )
     def test_what_no_gpu_can_be_is_refused(self, field: str, value: float) -> None:
         with pytest.raises(exc.BadGemmError, match=field):
-            but(H200, **{field: value})
+            replace(H200, **{field: value})
 
     def test_time_scales_with_the_number_of_sms(self) -> None:
         twice = H200.scaled(264)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNor
 from inductor_ext.templates.problem import GemmProblem, KernelDetails
 from inductor_ext.templates.tensors import EpilogueInput, Operand
 from test.support.gemm_strategies import examples, problems
-from test.support.problem_examples import A100, H200, INT8, L4, LINEAR, but, read_again
+from test.support.problem_examples import A100, H200, INT8, L4, LINEAR, read_again
 
 TABLES = Path(autotune.__file__).parent / "tables"
 
@@ -89,7 +90,7 @@ class TestOperand:
     )
     def test_what_no_operand_can_be_is_refused(self, fields: dict[str, Any]) -> None:
         with pytest.raises(exc.BadGemmError, match=next(iter(fields)).removeprefix("batch_")):
-            but(LINEAR.a, **fields)
+            replace(LINEAR.a, **fields)
 
 
 class TestProblem:
@@ -102,7 +103,7 @@ class TestProblem:
 
     def test_what_a_batch_shares_is_read_once(self) -> None:
         own = GemmProblem.contiguous("bmm", 64, 64, 64, batch=10)
-        shared = but(own, b=but(own.b, batch_stride=0))
+        shared = replace(own, b=replace(own.b, batch_stride=0))
         assert own.bytes_read == 10 * 2 * 2 * 64 * 64
         assert shared.bytes_read == 11 * 2 * 64 * 64
         assert shared.flops == own.flops == 10 * 2 * 64**3
@@ -198,7 +199,7 @@ class TestProblem:
 
     def test_one_of_two_parts_gates_the_other(self) -> None:
         both = GemmProblem.contiguous("mm", 16, 2048, 64, parts=(1024, 1024))
-        gated = but(both, epilogue=Epilogue(gated=True))
+        gated = replace(both, epilogue=Epilogue(gated=True))
         assert both.bytes_written == 2 * gated.bytes_written == 2 * 16 * 2048
         assert both.flops == gated.flops
 
@@ -227,7 +228,7 @@ class TestProblem:
     def test_what_multiplies(self) -> None:
         single = GemmProblem.contiguous("mm", 64, 64, 64, "float32")
         assert single.arithmetic == "fma"
-        assert but(single, tf32=True).arithmetic == "tf32"
+        assert replace(single, tf32=True).arithmetic == "tf32"
         assert GemmProblem.contiguous("int_mm", 64, 64, 64, "int8").arithmetic == "int8"
         assert LINEAR.arithmetic == "half"
 
@@ -272,14 +273,14 @@ class TestProblem:
     ) -> None:
         names = ("kind", "scales", "group", "zero_points", "scale_dtype", "vectors")
         json_form = dict(zip(names, stored, strict=True))
-        problem = but(LINEAR if prologue.dequant is None else INT8, prologue=prologue)
+        problem = replace(LINEAR if prologue.dequant is None else INT8, prologue=prologue)
         assert problem.to_json()["prologue"] == json_form
         assert list(problem.to_json()["prologue"]) == list(names)
         assert read_again(problem) == problem
 
     def test_an_epilogue_tree_is_stored_as_its_text(self) -> None:
         tree = cutlass.Epilogue((("bfloat16", cutlass.gelu(cutlass.ACCUMULATOR)),))
-        problem = but(LINEAR, epilogue=Epilogue(tree=tree))
+        problem = replace(LINEAR, epilogue=Epilogue(tree=tree))
         stored = problem.to_json()
         assert stored["epilogue"]["tree"] == tree.text
         assert read_again(problem) == problem
@@ -310,9 +311,9 @@ class TestProblem:
     )
     def test_what_no_problem_can_be_is_refused(self, fields: dict[str, Any]) -> None:
         with pytest.raises(exc.BadGemmError, match=next(iter(fields))):
-            but(LINEAR, **fields)
+            replace(LINEAR, **fields)
         with pytest.raises(exc.BadGemmError, match="prologue"):
-            but(INT8, prologue=None)
+            replace(INT8, prologue=None)
 
     @pytest.mark.parametrize(
         ("cls", "arguments"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from test.support.cutlass_examples import (
     MULTISTAGE,
     PINGPONG,
     STREAM_K,
-    but,
 )
 
 NAMES = [
@@ -32,7 +32,7 @@ NAMES = [
         ),
     ),
     (
-        but(PINGPONG, c="bfloat16", layouts="ntn"),
+        replace(PINGPONG, c="bfloat16", layouts="ntn"),
         (
             "cutlass3x_sm90_tensorop_gemm_bf16_bf16_f32_bf16_bf16_128x128x64_2x1x1_0_ntn_align8"
             "_warpspecialized_pingpong_epi_tma"
@@ -53,7 +53,7 @@ NAMES = [
         ),
     ),
     (
-        but(COOPERATIVE, grouped=True),
+        replace(COOPERATIVE, grouped=True),
         (
             "cutlass3x_sm90_tensorop_gemm_grouped_bf16_bf16_f32_void_bf16_128x256x64_2x1x1_0_tnt"
             "_align8_warpspecialized_cooperative_epi_tma"
@@ -61,11 +61,11 @@ NAMES = [
     ),
     (MULTISTAGE, "cutlass_tensorop_bf16_s16816gemm_bf16_128x256_32x3_tn_align8"),
     (
-        but(MULTISTAGE, d="float32", layouts="nnt", alignments=(2, 4, 1), stages=4),
+        replace(MULTISTAGE, d="float32", layouts="nnt", alignments=(2, 4, 1), stages=4),
         "cutlass_tensorop_s16816gemm_bf16_128x256_32x4_nn_align4",
     ),
     (
-        but(
+        replace(
             MULTISTAGE,
             a="int8",
             b="int8",
@@ -77,7 +77,7 @@ NAMES = [
         "cutlass_tensorop_i16832gemm_s8_64x64_64x3_tn_align16",
     ),
     (
-        but(
+        replace(
             MULTISTAGE,
             a="float32",
             b="float32",
@@ -103,7 +103,7 @@ class TestName:
         assert _named_by_the_library(library, gemm, config) == name
 
     def test_the_name_has_no_launch_parameters(self) -> None:
-        launched = but(STREAM_K, split_k=4, swizzle=8, raster="along_n")
+        launched = replace(STREAM_K, split_k=4, swizzle=8, raster="along_n")
         assert launched.name == STREAM_K.name
         assert launched.compiled == STREAM_K
         assert launched != STREAM_K
@@ -191,7 +191,7 @@ class TestConfig:
     )
     def test_what_cannot_be_is_refused(self, field: str, value: object) -> None:
         with pytest.raises(exc.BadGemmError, match=f"CUTLASS configuration: {field}"):
-            but(PINGPONG, **{field: value})
+            replace(PINGPONG, **{field: value})
 
     def test_a_pipeline_takes_what_the_epilogue_leaves(self) -> None:
         # Two tiles of 64 x 32 in 16 bits on their way out; a stage is 32 KiB and its barriers.
@@ -201,14 +201,14 @@ class TestConfig:
         assert PINGPONG.pipeline(H200.shared_memory) == 6
         assert COOPERATIVE.pipeline(H200.shared_memory) == 4
         # A residual of the same dtype is loaded into four tiles, which the output uses again.
-        assert but(PINGPONG, c="bfloat16").epilogue_bytes == 4 * 64 * 32 * 2
-        assert but(PINGPONG, c="float32").epilogue_bytes == 4 * 64 * 32 * 4 + 2 * 64 * 32 * 2
+        assert replace(PINGPONG, c="bfloat16").epilogue_bytes == 4 * 64 * 32 * 2
+        assert replace(PINGPONG, c="float32").epilogue_bytes == 4 * 64 * 32 * 4 + 2 * 64 * 32 * 2
         assert MULTISTAGE.pipeline(A100.shared_memory) == 3
 
     def test_sums_of_8_bit_floats_are_there_twice(self) -> None:
-        wide = but(FP8, tile=(128, 256, 128))
+        wide = replace(FP8, tile=(128, 256, 128))
         assert wide.accumulator_registers == 128
-        assert but(wide, fast_accumulation=False).accumulator_registers == 256
+        assert replace(wide, fast_accumulation=False).accumulator_registers == 256
         assert COOPERATIVE.accumulator_registers == 128
 
 

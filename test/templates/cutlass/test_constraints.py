@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -23,11 +23,10 @@ from test.support.cutlass_examples import (
     MULTISTAGE,
     PINGPONG,
     STREAM_K,
-    but,
     mm,
 )
 
-INT4_KERNEL = dataclasses.replace(
+INT4_KERNEL = replace(
     PINGPONG,
     tile=(64, 128, 64),
     a="uint4",
@@ -49,51 +48,61 @@ class TestConstraints:
             (LINEAR, PINGPONG, A100, "does not run on capability"),
             (LINEAR, PINGPONG, B200, "does not run on capability"),
             (LINEAR, MULTISTAGE, H200, "sm_80 does not run on capability (9, 0)"),
-            (LINEAR, but(MULTISTAGE, target=86), A100, "sm_86 does not run on capability (8, 0)"),
-            (LINEAR, but(MULTISTAGE, arch=89, target=89), A100, "sm_89 does not run"),
-            (LINEAR, but(COOPERATIVE, tile=(64, 256, 64)), H200, "a multiple of 128 rows"),
-            (LINEAR, but(PINGPONG, tile=(96, 128, 64)), H200, "a multiple of 64 rows"),
-            (LINEAR, but(PINGPONG, tile=(128, 120, 64)), H200, "multiple of the MMA instruction"),
-            (LINEAR, but(PINGPONG, tile=(128, 128, 16)), H200, "two steps of 32 bytes"),
-            (LINEAR, but(PINGPONG, tile=(128, 256, 64)), H200, "256 registers per thread"),
-            (LINEAR, but(COOPERATIVE, tile=(256, 256, 64)), H200, "256 registers per thread"),
-            (LINEAR, but(COOPERATIVE, tile=(256, 128, 256)), H200, "1 stages of the pipeline"),
-            (LINEAR, but(PINGPONG, scheduler="stream_k"), H200, "cooperative kernels only"),
-            (LINEAR, but(PINGPONG, split_k=2), H200, "needs the stream-K scheduler"),
-            (LINEAR, but(STREAM_K, split_k=65), H200, "65 splits of 64 steps"),
-            (LINEAR, but(PINGPONG, cluster=(3, 1, 1)), H200, "powers of two"),
-            (LINEAR, but(PINGPONG, cluster=(4, 4, 1)), H200, "8 CTAs at most"),
-            (LINEAR, but(PINGPONG, mainloop="multistage"), H200, "are warp-specialized"),
-            (LINEAR, but(PINGPONG, layouts="nnt"), H200, "the operands are tnt"),
-            (LINEAR, but(PINGPONG, a="float16"), H200, "multiplies float16 and bfloat16"),
-            (LINEAR, but(PINGPONG, tf32=True), H200, "tf32"),
-            (LINEAR, but(PINGPONG, c="float32"), H200, "reads no matrix"),
-            (LINEAR, but(MULTISTAGE, cluster=(2, 1, 1)), A100, "no clusters"),
-            (LINEAR, but(MULTISTAGE, tile=(32, 512, 32)), A100, "no division"),
-            (LINEAR, but(MULTISTAGE, stages=9), A100, "bytes of shared memory"),
+            (
+                LINEAR,
+                replace(MULTISTAGE, target=86),
+                A100,
+                "sm_86 does not run on capability (8, 0)",
+            ),
+            (LINEAR, replace(MULTISTAGE, arch=89, target=89), A100, "sm_89 does not run"),
+            (LINEAR, replace(COOPERATIVE, tile=(64, 256, 64)), H200, "a multiple of 128 rows"),
+            (LINEAR, replace(PINGPONG, tile=(96, 128, 64)), H200, "a multiple of 64 rows"),
+            (
+                LINEAR,
+                replace(PINGPONG, tile=(128, 120, 64)),
+                H200,
+                "multiple of the MMA instruction",
+            ),
+            (LINEAR, replace(PINGPONG, tile=(128, 128, 16)), H200, "two steps of 32 bytes"),
+            (LINEAR, replace(PINGPONG, tile=(128, 256, 64)), H200, "256 registers per thread"),
+            (LINEAR, replace(COOPERATIVE, tile=(256, 256, 64)), H200, "256 registers per thread"),
+            (LINEAR, replace(COOPERATIVE, tile=(256, 128, 256)), H200, "1 stages of the pipeline"),
+            (LINEAR, replace(PINGPONG, scheduler="stream_k"), H200, "cooperative kernels only"),
+            (LINEAR, replace(PINGPONG, split_k=2), H200, "needs the stream-K scheduler"),
+            (LINEAR, replace(STREAM_K, split_k=65), H200, "65 splits of 64 steps"),
+            (LINEAR, replace(PINGPONG, cluster=(3, 1, 1)), H200, "powers of two"),
+            (LINEAR, replace(PINGPONG, cluster=(4, 4, 1)), H200, "8 CTAs at most"),
+            (LINEAR, replace(PINGPONG, mainloop="multistage"), H200, "are warp-specialized"),
+            (LINEAR, replace(PINGPONG, layouts="nnt"), H200, "the operands are tnt"),
+            (LINEAR, replace(PINGPONG, a="float16"), H200, "multiplies float16 and bfloat16"),
+            (LINEAR, replace(PINGPONG, tf32=True), H200, "tf32"),
+            (LINEAR, replace(PINGPONG, c="float32"), H200, "reads no matrix"),
+            (LINEAR, replace(MULTISTAGE, cluster=(2, 1, 1)), A100, "no clusters"),
+            (LINEAR, replace(MULTISTAGE, tile=(32, 512, 32)), A100, "no division"),
+            (LINEAR, replace(MULTISTAGE, stages=9), A100, "bytes of shared memory"),
             (mm("mm", 4096, 4096, 4092), PINGPONG, H200, "A is aligned to 4 elements"),
             (
                 mm("mm", 4096, 4096, 4092),
-                but(PINGPONG, alignments=(4, 4, 8)),
+                replace(PINGPONG, alignments=(4, 4, 8)),
                 H200,
                 "less than 16 bytes",
             ),
             (mm("mm", 4096, 4095, 4096), PINGPONG, H200, "D is aligned to 1 elements"),
             (
                 mm("mm", 4096, 4095, 4096),
-                but(PINGPONG, alignments=(8, 8, 1)),
+                replace(PINGPONG, alignments=(8, 8, 1)),
                 H200,
                 "TMA needs 16 bytes",
             ),
             (
                 mm("mm", 4096, 4096, 4095),
-                but(MULTISTAGE, alignments=(1, 1, 8)),
+                replace(MULTISTAGE, alignments=(1, 1, 8)),
                 A100,
                 "less than 4 bytes",
             ),
             (
                 mm("scaled", 64, 64, 64, "float8_e4m3fn", layouts="rr"),
-                but(FP8, layouts="ttt"),
+                replace(FP8, layouts="ttt"),
                 H200,
                 "with K contiguous",
             ),
@@ -112,20 +121,27 @@ class TestConstraints:
                     b_dtype="int8",
                     prologue=Prologue(dequant=Dequant("group", 64)),
                 ),
-                but(PINGPONG, a="int8", layouts="tnn", swap_ab=True, group=64),
+                replace(PINGPONG, a="int8", layouts="tnn", swap_ab=True, group=64),
                 H200,
                 "4-bit weights only",
             ),
-            (INT4, but(INT4_KERNEL, group=None), H200, "groups of 64, but the kernel expects None"),
-            (INT4, but(INT4_KERNEL, tile=(64, 128, 128)), H200, "multiple of the tile's 128"),
             (
-                but(INT4, prologue=Prologue(dequant=Dequant("group", 64, scale_dtype="float32"))),
+                INT4,
+                replace(INT4_KERNEL, group=None),
+                H200,
+                "groups of 64, but the kernel expects None",
+            ),
+            (INT4, replace(INT4_KERNEL, tile=(64, 128, 128)), H200, "multiple of the tile's 128"),
+            (
+                replace(
+                    INT4, prologue=Prologue(dequant=Dequant("group", 64, scale_dtype="float32"))
+                ),
                 INT4_KERNEL,
                 H200,
                 "4-bit weights only, in bfloat16",
             ),
             (
-                but(INT4, prologue=Prologue(dequant=Dequant("group", 64, zero_points=True))),
+                replace(INT4, prologue=Prologue(dequant=Dequant("group", 64, zero_points=True))),
                 INT4_KERNEL,
                 H200,
                 "zero points",
@@ -139,7 +155,7 @@ class TestConstraints:
         assert any(reason in item for item in why_not(problem, config, where))
 
     def test_rows_that_are_broadcast_take_from_the_pipeline(self) -> None:
-        deep = but(COOPERATIVE, tile=(256, 128, 128), cluster=(1, 1, 1))
+        deep = replace(COOPERATIVE, tile=(256, 128, 128), cluster=(1, 1, 1))
         rows = Epilogue((EpilogueInput("float32", "row"),) * 60, 60)
         columns = Epilogue((EpilogueInput("float32", "column"),) * 60, 60)
         assert legal(mm("addmm", 4096, 4096, 4096, epilogue=columns), deep, H200)

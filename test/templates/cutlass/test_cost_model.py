@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import EpilogueInput, Operand
-from test.support.cutlass_examples import A100, B200, H200, INT4, LINEAR, but, mm
+from test.support.cutlass_examples import A100, B200, H200, INT4, LINEAR, mm
 from test.support.gemm_strategies import device, examples, problems
 
 L4 = device("NVIDIA L4")
@@ -58,7 +58,7 @@ class TestRanking:
             (mm("mm", 64, 64, 64, "float32"), H200),
             (mm("mm", 4096, 4096, 4095), H200),
             (mm("scaled", 64, 64, 64, "float8_e4m3fn"), A100),
-            (but(INT4, prologue=Prologue(dequant=Dequant("group", 32))), H200),
+            (replace(INT4, prologue=Prologue(dequant=Dequant("group", 32))), H200),
             (LINEAR, B200.scaled(10)),
         ],
     )
@@ -71,7 +71,7 @@ class TestRanking:
         [
             (mm("mm", 999, 1001, 510), H200),
             (LINEAR, A100),
-            (LINEAR, dataclasses.replace(A100, capability=(8, 6))),
+            (LINEAR, replace(A100, capability=(8, 6))),
             (LINEAR, B200),
             (mm("scaled", 64, 64, 64, "float8_e4m3fn"), B200),
         ],
@@ -105,7 +105,7 @@ class TestRanking:
             and candidate.scheduler == "stream_k"
         )
         assert config.swizzle == swizzle
-        rounded = but(config, swizzle=8)
+        rounded = replace(config, swizzle=8)
         assert predict(problem, rounded, H200) > 1.2 * predict(problem, config, H200)
 
     def test_is_by_prediction_and_not_by_name(self) -> None:
@@ -133,4 +133,4 @@ class TestRanking:
 
     def test_an_operand_of_neither_layout_has_none(self) -> None:
         strided = Operand.of("bfloat16", (64, 64), (128, 2))
-        assert list(candidates(but(LINEAR, a=strided), H200)) == []
+        assert list(candidates(replace(LINEAR, a=strided), H200)) == []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import math
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,7 +40,7 @@ PINGPONG = CutlassConfig(90, "warpspecialized_pingpong", (128, 128, 64), BF16, B
 MULTISTAGE = CutlassConfig(
     80, "multistage", (128, 128, 32), BF16, BF16, BF16, stages=4, epilogue="direct"
 )
-INTEGER = dataclasses.replace(
+INTEGER = replace(
     PINGPONG, a="int8", b="int8", d="int32", accumulator="int32", tile=(128, 128, 128)
 )
 
@@ -50,10 +50,6 @@ RESIDUAL = Tensor(BF16, "matrix", 8)
 
 def out(value: Node, *inputs: Tensor) -> Epilogue:
     return Epilogue(((BF16, value),), inputs)
-
-
-def but(config: CutlassConfig, **fields: Any) -> CutlassConfig:
-    return dataclasses.replace(config, **fields)
 
 
 X, Y, Z = ACCUMULATOR, read(0), read(1)
@@ -243,7 +239,7 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
 
     @pytest.mark.parametrize("swap", [False, True])
     def test_exchanged_operands_exchange_rows_and_columns(self, swap: bool) -> None:
-        config = but(PINGPONG, swap_ab=swap, layouts="tnn" if swap else "tnt")
+        config = replace(PINGPONG, swap_ab=swap, layouts="tnn" if swap else "tnt")
         for tensor, plain, exchanged in (
             (BIAS, "Sm90RowBroadcast", "Sm90ColBroadcast"),
             (Tensor("float32", "column"), "Sm90ColBroadcast", "Sm90RowBroadcast"),
@@ -256,7 +252,7 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
         epilogue = out(
             apply("add", apply("add", X, Y), Z), RESIDUAL, Tensor("float32", "matrix", 2)
         )
-        read_by_kernel = render(epilogue, but(PINGPONG, c=BF16))
+        read_by_kernel = render(epilogue, replace(PINGPONG, c=BF16))
         assert read_by_kernel.source == 0
         assert "Sm90SrcFetch<cutlass::bfloat16_t>" in read_by_kernel.definitions
         by_threads = render(epilogue, PINGPONG)
@@ -296,7 +292,7 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
         assert "Sm90Compute<Compute0, int32_t, int32_t, Round>" in text
         assert "float" not in text
         scaled = Epilogue(((BF16, apply("mul", X, Y)),), (Tensor("float32", "row"),))
-        text = render(scaled, but(INTEGER, d=BF16)).definitions
+        text = render(scaled, replace(INTEGER, d=BF16)).definitions
         assert "Sm90Compute<Compute0, cutlass::bfloat16_t, float, Round>" in text
         large = torch.tensor([2**24 + 1], dtype=torch.int32)
         assert identity("int32").evaluate(large, ())[0] == large
@@ -312,7 +308,7 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
             (lambda: render(identity("float64"), PINGPONG), "do not store float64"),
             (lambda: render(identity("float32"), PINGPONG), "the kernel stores bfloat16"),
             (
-                lambda: render(identity("int32"), but(PINGPONG, d="int32")),
+                lambda: render(identity("int32"), replace(PINGPONG, d="int32")),
                 "need int32 accumulators",
             ),
             (
@@ -320,12 +316,12 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
                 "and no epilogue",
             ),
             (
-                lambda: render(out(apply("add", X, Y), BIAS), but(PINGPONG, grouped=True)),
+                lambda: render(out(apply("add", X, Y), BIAS), replace(PINGPONG, grouped=True)),
                 "grouped matmul may not read tensors",
             ),
             (
                 lambda: render(
-                    out(apply("add", X, Y), Tensor(BF16, "matrix", 4)), but(PINGPONG, c=BF16)
+                    out(apply("add", X, Y), Tensor(BF16, "matrix", 4)), replace(PINGPONG, c=BF16)
                 ),
                 "aligned to 16 bytes",
             ),

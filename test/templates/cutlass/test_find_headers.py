@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
-import sympy
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from inductor_ext import exc
 from inductor_ext.templates.cutlass import find_headers
-from inductor_ext.templates.cutlass.alignment import alignment, of_layout
-from inductor_ext.templates.tensors import DTYPE_BITS, Operand
 from inductor_ext.toolchain import components
-from test.support.gemm_strategies import examples
 
 
 class TestHeaders:
@@ -80,114 +70,3 @@ class TestHeaders:
     def test_a_folder_without_any(self, tmp_path: Path) -> None:
         with pytest.raises(exc.MissingToolchainError, match=r"version\.h cannot be read"):
             find_headers.find(tmp_path)
-
-
-@dataclasses.dataclass
-class Layout:
-    """What `of_layout` reads of an Inductor layout."""
-
-    dtype: torch.dtype
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any = 0
-
-
-ROWS, HIDDEN = sympy.symbols("s0 s1", integer=True, positive=True)
-
-
-class TestAlignment:
-    @pytest.mark.parametrize(
-        ("dtype", "sizes", "strides", "offset", "expected"),
-        [
-            # Contiguous and transposed.
-            ("bfloat16", (10, 32), (32, 1), 0, 8),
-            ("bfloat16", (32, 10), (1, 32), 0, 8),
-            ("bfloat16", (10, 28), (28, 1), 0, 4),
-            ("bfloat16", (10, 33), (33, 1), 0, 1),
-            # What a row has beyond its elements does not make them more.
-            ("bfloat16", (10, 33), (40, 1), 0, 1),
-            ("bfloat16", (10, 32), (33, 1), 0, 1),
-            # In a batch.
-            ("bfloat16", (4, 10, 32), (320, 32, 1), 0, 8),
-            ("bfloat16", (4, 32, 10), (320, 1, 32), 0, 8),
-            ("bfloat16", (4, 10, 32), (322, 32, 1), 0, 2),
-            ("bfloat16", (1, 10, 32), (322, 32, 1), 0, 8),
-            ("bfloat16", (4, 10, 32), (0, 32, 1), 0, 8),
-            # From somewhere within.
-            ("bfloat16", (10, 32), (32, 1), 4, 4),
-            ("bfloat16", (10, 32), (32, 1), 3, 1),
-            # By dtype: 16 bytes at most.
-            ("float32", (10, 32), (32, 1), 0, 4),
-            ("float32", (10, 6), (6, 1), 0, 2),
-            ("float8_e4m3fn", (10, 32), (32, 1), 0, 16),
-            ("int8", (10, 24), (24, 1), 0, 8),
-            ("int4", (10, 32), (32, 1), 0, 32),
-            # Nothing contiguous.
-            ("bfloat16", (10, 32), (64, 2), 0, 1),
-            ("bfloat16", (), (), 0, 1),
-        ],
-    )
-    def test_is_what_sizes_strides_and_offset_allow(
-        self,
-        dtype: str,
-        sizes: tuple[int, ...],
-        strides: tuple[int, ...],
-        offset: int,
-        expected: int,
-    ) -> None:
-        assert alignment(dtype, sizes, strides, offset) == expected
-
-    def test_counts_the_address_of_the_storage(self) -> None:
-        assert alignment("bfloat16", (10, 32), (32, 1), base=4) == 2
-        with pytest.raises(exc.BadGemmError, match="float3"):
-            alignment("float3", (10, 32), (32, 1))
-
-    @given(
-        dtype=st.sampled_from(sorted(DTYPE_BITS)),
-        rows=st.integers(2, 64),
-        columns=st.integers(2, 64),
-        pad=st.integers(0, 16),
-        offset=st.integers(0, 32),
-    )
-    @examples(60)
-    def test_is_an_operands_as_far_as_rows_have_whole_vectors(
-        self, dtype: str, rows: int, columns: int, pad: int, offset: int
-    ) -> None:
-        strides = (columns + pad, 1)
-        operand = Operand.of(dtype, (rows, columns), strides, offset=offset)
-        found = alignment(dtype, (rows, columns), strides, offset)
-        assert found == math.gcd(operand.alignment, columns)
-
-    @pytest.mark.parametrize(
-        ("layout", "expected"),
-        [
-            (Layout(torch.bfloat16, (10, 32), (32, 1)), 8),
-            (Layout(torch.bfloat16, (sympy.Integer(10), 32), (sympy.Integer(32), 1), 2), 2),
-            # Any number of rows; rows of any length; rows of four times any length.
-            (Layout(torch.bfloat16, (ROWS, 32), (32, 1)), 8),
-            (Layout(torch.bfloat16, (ROWS, HIDDEN), (HIDDEN, 1)), 1),
-            (Layout(torch.bfloat16, (ROWS, 4 * HIDDEN), (4 * HIDDEN, 1)), 4),
-            (Layout(torch.bfloat16, (ROWS, 8 * HIDDEN), (8 * HIDDEN, 1), 4 * ROWS), 4),
-            (Layout(torch.bfloat16, (ROWS, 8 * HIDDEN + 16), (8 * HIDDEN + 16, 1)), 8),
-            (Layout(torch.bfloat16, (ROWS, HIDDEN // 2 * 8), (HIDDEN // 2 * 8, 1)), 8),
-            (Layout(torch.bfloat16, (ROWS, HIDDEN, 32), (32 * HIDDEN, 32, 1)), 8),
-        ],
-    )
-    def test_of_an_inductor_layout_holds_for_all_sizes(self, layout: Layout, expected: int) -> None:
-        assert of_layout(layout) == expected
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    def test_agrees_with_inductors(self, dtype: torch.dtype) -> None:
-        from torch._inductor.codegen.cutlass.utils import get_max_alignment
-        from torch._inductor.ir import FixedLayout
-
-        for sizes, strides, offset in (
-            ((10, 32), (32, 1), 0),
-            ((32, 10), (1, 32), 0),
-            ((4, 10, 32), (322, 32, 1), 0),
-            ((4, 10, 32), (320, 32, 1), 4),
-            ((10, 28), (36, 1), 0),
-            ((10, 32), (64, 2), 0),
-        ):
-            layout = FixedLayout(torch.device("cpu"), dtype, list(sizes), list(strides), offset)
-            assert of_layout(layout) == get_max_alignment(layout)

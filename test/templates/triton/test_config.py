@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,6 @@ from test.support.problem_examples import (
     LINEAR,
     STATIONARY,
     TILE,
-    but,
     read_again,
 )
 
@@ -34,10 +34,10 @@ class TestConfig:
         [
             # Stages of 48 KiB, half of the tile on its way out, barriers.
             (TILE, LINEAR, 3 * 49_152 + 32_768 + 1024),
-            (but(TILE, num_stages=4), LINEAR, 4 * 49_152 + 32_768 + 1024),
-            (TILE, but(LINEAR, epilogue=Epilogue(out="float32")), 3 * 49_152 + 131_072 + 1024),
+            (replace(TILE, num_stages=4), LINEAR, 4 * 49_152 + 32_768 + 1024),
+            (TILE, replace(LINEAR, epilogue=Epilogue(out="float32")), 3 * 49_152 + 131_072 + 1024),
             # In place of stages.
-            (but(TILE, flatten=False), LINEAR, 3 * 49_152 + 1024),
+            (replace(TILE, flatten=False), LINEAR, 3 * 49_152 + 1024),
             (GemmConfig("cp_async", 128, 128, 16, 2, 8), LINEAR, 32_768),
             (GemmConfig("cp_async", 128, 256, 64, 4, 8), LINEAR, 196_608),
             (GemmConfig("splitk", 16, 128, 64, 4, 4), DECODE, 4 * (2048 + 16_384)),
@@ -46,7 +46,7 @@ class TestConfig:
             (GemmConfig("mixed", 16, 128, 64, 4, 4), INT8, 4 * (2048 + 8192)),
             (GemmConfig("mixed", 64, 128, 64, 4, 4), INT8, 4 * (8192 + 8192) + 16_384),
             (GemmConfig("gemv", 1, 16, 512, 1, 4), DECODE, 0),
-            (GemmConfig("direct", 8, 32, 512, 1, 4), but(INT8, m=1), 4 * 4 * 8 * 32),
+            (GemmConfig("direct", 8, 32, 512, 1, 4), replace(INT8, m=1), 4 * 4 * 8 * 32),
             # Sums of a strip.
             (STATIONARY, INT8, 4 * 8 * 16 * 16),
         ],
@@ -77,13 +77,13 @@ class TestConfig:
         gated = GemmProblem.contiguous(
             "mm", 128, 512, 64, parts=(256, 256), epilogue=Epilogue(gated=True)
         )
-        wide = but(gated, out="float32")
+        wide = replace(gated, out="float32")
         assert TILE.extra_bytes(wide) == 128 * 128 * 4 + 1024
 
     def test_accumulators_and_threads(self) -> None:
         assert TILE.accumulator_registers == 128
-        assert but(TILE, num_warps=4).accumulator_registers == 256
-        specialized = but(
+        assert replace(TILE, num_warps=4).accumulator_registers == 256
+        specialized = replace(
             TILE, template="persistent_tma_ws", num_warps=4, warp_specialize=True, flatten=False
         )
         assert specialized.threads == 384
@@ -94,7 +94,7 @@ class TestConfig:
         config = GemmConfig("splitk", 16, 128, 64, 4, 4, swap_ab=True)
         assert (config.mma_m, config.mma_n) == (128, 16)
         assert warpgroup_mma(DECODE, config, H200)
-        assert not warpgroup_mma(DECODE, but(config, swap_ab=False), H200)
+        assert not warpgroup_mma(DECODE, replace(config, swap_ab=False), H200)
         assert not warpgroup_mma(DECODE, config, A100)
 
     def test_tiles_and_ctas(self) -> None:
@@ -109,19 +109,19 @@ class TestConfig:
     def test_no_tile_reaches_over_the_border_of_parts_and_matrices(self) -> None:
         parts = GemmProblem.contiguous("mm", 128, 600, 64, parts=(300, 200, 100))
         assert TILE.tiles(parts) == 2 + 1 + 1
-        assert TILE.tiles(but(parts, parts=())) == 3
+        assert TILE.tiles(replace(parts, parts=())) == 3
         batch = GemmProblem.contiguous("bmm", 100, 100, 64, batch=7)
-        assert but(TILE, template="bmm_persistent").tiles(batch) == 7
+        assert replace(TILE, template="bmm_persistent").tiles(batch) == 7
         grouped = GemmProblem.contiguous("grouped", 1000, 256, 64, batch=4)
-        assert but(TILE, template="grouped").tiles(grouped) == 4 * 2
+        assert replace(TILE, template="grouped").tiles(grouped) == 4 * 2
 
     def test_occupancy(self) -> None:
         config = GemmConfig("cp_async", 64, 64, 64, 3, 4)
         # 48 KiB and one for the driver, of 228; 96 registers of 128 threads, of 65,536.
         assert config.shared_memory(LINEAR) == 48 * 1024
         assert config.occupancy(LINEAR, H200) == 4
-        assert but(config, num_stages=1).occupancy(LINEAR, H200) == 5
-        assert but(config, num_stages=8).occupancy(LINEAR, L4) == 1
+        assert replace(config, num_stages=1).occupancy(LINEAR, H200) == 5
+        assert replace(config, num_stages=8).occupancy(LINEAR, L4) == 1
         assert TILE.occupancy(LINEAR, H200) == 1
 
     @given(configs())
@@ -135,4 +135,4 @@ class TestConfig:
     )
     def test_what_no_configuration_can_be_is_refused(self, fields: dict[str, Any]) -> None:
         with pytest.raises(exc.BadGemmError, match=next(iter(fields))):
-            but(TILE, **fields)
+            replace(TILE, **fields)

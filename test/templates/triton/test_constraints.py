@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -27,7 +29,6 @@ from test.support.problem_examples import (
     ODD,
     STATIONARY,
     TILE,
-    but,
 )
 
 SPLIT = GemmConfig("splitk", 16, 128, 64, 4, 4, split_k=4, swap_ab=True)
@@ -35,8 +36,8 @@ SPECIALIZED = GemmConfig("persistent_tma_ws", 128, 128, 64, 4, 4, tma=True, warp
 GEMV = GemmConfig("gemv", 1, 16, 512, 1, 4)
 MIXED = GemmConfig("mixed", 16, 128, 64, 4, 4, swap_ab=True)
 DIRECT = GemmConfig("direct", 8, 32, 512, 1, 4)
-PLAIN = but(MIXED, swap_ab=False)
-NORMALIZED = but(LINEAR, prologue=Prologue(RowNorm("rms")))
+PLAIN = replace(MIXED, swap_ab=False)
+NORMALIZED = replace(LINEAR, prologue=Prologue(RowNorm("rms")))
 
 WEIGHTED_HALF = GemmProblem.contiguous(
     "mm", 1, 4096, 4096, dtype="float16", prologue=Prologue(RowNorm("rms", 1))
@@ -52,27 +53,27 @@ LEGAL = [
     (LINEAR, TILE, H200),
     (LINEAR, SPECIALIZED, H200),
     (DECODE, SPLIT, H200),
-    (but(DECODE, deterministic=True), SPLIT, H200),
-    (DECODE, but(SPLIT, tma=False, swap_ab=False), A100),
+    (replace(DECODE, deterministic=True), SPLIT, H200),
+    (DECODE, replace(SPLIT, tma=False, swap_ab=False), A100),
     (DECODE, GEMV, L4),
     (WEIGHTED_HALF, GEMV, H200),
     (INT8, MIXED, H200),
     (ODD, GemmConfig("cp_async", 128, 128, 64, 3, 8), H200),
-    (HUGE, but(TILE, index64=True), H200),
+    (HUGE, replace(TILE, index64=True), H200),
     (
-        but(DECODE, prologue=Prologue(RowNorm("rms", 1))),
-        but(SPLIT, split_k=1, tma=False),
+        replace(DECODE, prologue=Prologue(RowNorm("rms", 1))),
+        replace(SPLIT, split_k=1, tma=False),
         H200,
     ),
-    (but(DECODE, prologue=Prologue(RowNorm("layer", 2))), SPLIT, H200),
-    (but(WIDE_ROWS, prologue=Prologue(RowNorm("layer"))), SPLIT, H200),
+    (replace(DECODE, prologue=Prologue(RowNorm("layer", 2))), SPLIT, H200),
+    (replace(WIDE_ROWS, prologue=Prologue(RowNorm("layer"))), SPLIT, H200),
 ]
 
 REFUSED = [
-    ("shared_memory", LINEAR, but(TILE, num_stages=5), H200, "needs 279552 bytes"),
+    ("shared_memory", LINEAR, replace(TILE, num_stages=5), H200, "needs 279552 bytes"),
     ("shared_memory", LINEAR, GemmConfig("cp_async", 128, 256, 64, 4, 8), L4, "may have 101376"),
-    ("registers", LINEAR, but(TILE, num_warps=4), H200, "256 registers a thread"),
-    ("registers", LINEAR, but(TILE, block_m=256, num_stages=2), H200, "256 registers a thread"),
+    ("registers", LINEAR, replace(TILE, num_warps=4), H200, "256 registers a thread"),
+    ("registers", LINEAR, replace(TILE, block_m=256, num_stages=2), H200, "256 registers a thread"),
     (
         "registers",
         GemmProblem.contiguous("mm", 512, 512, 512, "float32"),
@@ -80,70 +81,100 @@ REFUSED = [
         H200,
         "beyond 64 spills",
     ),
-    ("align_operands", LINEAR, but(TILE, align_operands="copy"), H200, "both operands are aligned"),
+    (
+        "align_operands",
+        LINEAR,
+        replace(TILE, align_operands="copy"),
+        H200,
+        "both operands are aligned",
+    ),
     (
         "align_operands",
         INT8,
-        but(MIXED, align_operands="copy"),
+        replace(MIXED, align_operands="copy"),
         H200,
         "operands of mixed are not copied",
     ),
     (
         "align_operands",
-        but(GATED, a=but(GATED.a, alignment=1)),
-        but(SPLIT, align_operands="copy"),
+        replace(GATED, a=replace(GATED.a, alignment=1)),
+        replace(SPLIT, align_operands="copy"),
         H200,
         "several weights",
     ),
-    ("blocks", LINEAR, but(TILE, block_n=192), H200, "not a power of two"),
-    ("blocks", LINEAR, but(TILE, num_warps=12), H200, "not a power of two"),
-    ("blocks", LINEAR, but(TILE, num_warps=32), H200, "more than 16"),
-    ("blocks", DECODE, but(GEMV, num_stages=300), H200, "more than 16"),
-    ("blocks", LINEAR, but(TILE, group_m=1 << 30), H200, "more than 1024"),
-    ("mma", DECODE, but(SPLIT, block_m=8), H200, "tensor cores need 16"),
-    ("mma", DECODE, but(SPLIT, block_k=8), H200, "tensor cores need 16"),
-    ("mma", LINEAR, but(TILE, block_n=512), H200, "at most 256"),
-    ("mma", INT8, but(MIXED, block_k=16), H200, "tensor cores need 32"),
-    ("mma", GATED, but(SPLIT, block_n=16, swap_ab=False), H200, "tensor cores need 32"),
-    ("warpgroups", LINEAR, but(TILE, block_m=64), H200, "2 warpgroups need 128 rows"),
-    ("warpgroups", LINEAR, but(SPECIALIZED, block_m=64), H200, "2 warpgroups need 128 rows"),
-    ("warpgroups", LINEAR, but(TILE, num_warps=2), H200, "whole groups of four"),
+    ("blocks", LINEAR, replace(TILE, block_n=192), H200, "not a power of two"),
+    ("blocks", LINEAR, replace(TILE, num_warps=12), H200, "not a power of two"),
+    ("blocks", LINEAR, replace(TILE, num_warps=32), H200, "more than 16"),
+    ("blocks", DECODE, replace(GEMV, num_stages=300), H200, "more than 16"),
+    ("blocks", LINEAR, replace(TILE, group_m=1 << 30), H200, "more than 1024"),
+    ("mma", DECODE, replace(SPLIT, block_m=8), H200, "tensor cores need 16"),
+    ("mma", DECODE, replace(SPLIT, block_k=8), H200, "tensor cores need 16"),
+    ("mma", LINEAR, replace(TILE, block_n=512), H200, "at most 256"),
+    ("mma", INT8, replace(MIXED, block_k=16), H200, "tensor cores need 32"),
+    ("mma", GATED, replace(SPLIT, block_n=16, swap_ab=False), H200, "tensor cores need 32"),
+    ("warpgroups", LINEAR, replace(TILE, block_m=64), H200, "2 warpgroups need 128 rows"),
+    ("warpgroups", LINEAR, replace(SPECIALIZED, block_m=64), H200, "2 warpgroups need 128 rows"),
+    ("warpgroups", LINEAR, replace(TILE, num_warps=2), H200, "whole groups of four"),
     (
         "warpgroups",
         GemmProblem.contiguous("int_mm", 512, 512, 512, "int8", layouts="rr"),
-        but(TILE, block_n=128, block_k=128),
+        replace(TILE, block_n=128, block_k=128),
         H200,
         "K contiguous only",
     ),
     ("tma_alignment", ODD, TILE, H200, "aligned to 2 bytes"),
-    ("tma_alignment", but(LINEAR, a=but(LINEAR.a, strides=(8192, 2))), TILE, H200, "no contiguous"),
-    ("tma_alignment", but(LINEAR, a=but(LINEAR.a, alignment=4)), TILE, H200, "aligned to 8 bytes"),
-    ("tma_alignment", but(LINEAR, a=but(LINEAR.a, strides=(0, 1))), TILE, H200, "overlap"),
+    (
+        "tma_alignment",
+        replace(LINEAR, a=replace(LINEAR.a, strides=(8192, 2))),
+        TILE,
+        H200,
+        "no contiguous",
+    ),
+    (
+        "tma_alignment",
+        replace(LINEAR, a=replace(LINEAR.a, alignment=4)),
+        TILE,
+        H200,
+        "aligned to 8 bytes",
+    ),
+    ("tma_alignment", replace(LINEAR, a=replace(LINEAR.a, strides=(0, 1))), TILE, H200, "overlap"),
     ("capability", LINEAR, TILE, A100, "TMA needs compute capability 9.0, and this is 8.0"),
-    ("capability", DECODE, but(GEMV, pdl=True), L4, "dependent launch needs"),
+    ("capability", DECODE, replace(GEMV, pdl=True), L4, "dependent launch needs"),
     (
         "capability",
         LINEAR,
         GemmConfig("cp_async", 128, 128, 32, 2, 8),
-        but(A100, capability=(7, 5)),
+        replace(A100, capability=(7, 5)),
         "cp_async needs compute capability 8.0",
     ),
-    ("warp_specialization", LINEAR, but(SPECIALIZED, num_warps=8), H200, "needs 4 warps"),
-    ("flags", LINEAR, but(SPECIALIZED, flatten=True), H200, "does not flatten"),
-    ("flags", LINEAR, but(TILE, warp_specialize=True), H200, "only persistent_tma_ws"),
-    ("flags", LINEAR, but(SPECIALIZED, warp_specialize=False), H200, "persistent_tma_ws is warp"),
-    ("flags", LINEAR, but(TILE, tma=False), H200, "always loads by TMA"),
-    ("flags", DECODE, but(GEMV, tma=True), H200, "never loads by TMA"),
-    ("flags", DECODE, but(SPLIT, flatten=True), H200, "does not flatten"),
-    ("flags", DECODE, but(GEMV, swap_ab=True), H200, "does not swap"),
-    ("flags", LINEAR, but(TILE, pdl=True), H200, "dependent launch"),
-    ("split_k", LINEAR, but(TILE, split_k=2), H200, "does not split K"),
-    ("split_k", LINEAR, but(TILE, fused_split_k=True), H200, "does not reduce splits"),
-    ("split_k", DECODE, but(SPLIT, split_k=1, fused_split_k=True), H200, "no splits to reduce"),
-    ("split_k", DECODE, but(SPLIT, split_k=65), H200, "without work"),
-    ("split_k", DECODE, but(SPLIT, split_k=63), H200, "without work"),
-    ("pipeline", DECODE, but(SPLIT, split_k=32), H200, "4 stages are more than the 2 steps"),
-    ("dtype", but(LINEAR, a=but(LINEAR.a, dtype="float16")), TILE, H200, "is not supported"),
+    ("warp_specialization", LINEAR, replace(SPECIALIZED, num_warps=8), H200, "needs 4 warps"),
+    ("flags", LINEAR, replace(SPECIALIZED, flatten=True), H200, "does not flatten"),
+    ("flags", LINEAR, replace(TILE, warp_specialize=True), H200, "only persistent_tma_ws"),
+    (
+        "flags",
+        LINEAR,
+        replace(SPECIALIZED, warp_specialize=False),
+        H200,
+        "persistent_tma_ws is warp",
+    ),
+    ("flags", LINEAR, replace(TILE, tma=False), H200, "always loads by TMA"),
+    ("flags", DECODE, replace(GEMV, tma=True), H200, "never loads by TMA"),
+    ("flags", DECODE, replace(SPLIT, flatten=True), H200, "does not flatten"),
+    ("flags", DECODE, replace(GEMV, swap_ab=True), H200, "does not swap"),
+    ("flags", LINEAR, replace(TILE, pdl=True), H200, "dependent launch"),
+    ("split_k", LINEAR, replace(TILE, split_k=2), H200, "does not split K"),
+    ("split_k", LINEAR, replace(TILE, fused_split_k=True), H200, "does not reduce splits"),
+    ("split_k", DECODE, replace(SPLIT, split_k=1, fused_split_k=True), H200, "no splits to reduce"),
+    ("split_k", DECODE, replace(SPLIT, split_k=65), H200, "without work"),
+    ("split_k", DECODE, replace(SPLIT, split_k=63), H200, "without work"),
+    ("pipeline", DECODE, replace(SPLIT, split_k=32), H200, "4 stages are more than the 2 steps"),
+    (
+        "dtype",
+        replace(LINEAR, a=replace(LINEAR.a, dtype="float16")),
+        TILE,
+        H200,
+        "is not supported",
+    ),
     ("dtype", GemmProblem.contiguous("mm", 64, 64, 64, "float64"), TILE, H200, "is not supported"),
     ("dtype", WIDE_ROWS, SPLIT, H200, "mm of float32 and bfloat16 is not supported"),
     (
@@ -153,20 +184,26 @@ REFUSED = [
         A100,
         "has no tensor cores for fp8",
     ),
-    ("dtype", but(INT8, b=but(INT8.b, dtype="int32", alignment=1)), MIXED, H200, "dequantized"),
+    (
+        "dtype",
+        replace(INT8, b=replace(INT8.b, dtype="int32", alignment=1)),
+        MIXED,
+        H200,
+        "dequantized",
+    ),
     ("dtype", GemmProblem.contiguous("mm", 512, 512, 512, "float32"), TILE, H200, "tf32"),
     ("operation", GemmProblem.contiguous("bmm", 64, 64, 64, batch=2), TILE, H200, "support bmm"),
     ("operation", NORMALIZED, SPECIALIZED, H200, "no prologue to normalize"),
     (
         "operation",
         GemmProblem.contiguous("bmm", 512, 512, 512, batch=2, parts=(256, 256)),
-        but(TILE, template="bmm_persistent"),
+        replace(TILE, template="bmm_persistent"),
         H200,
         "takes one weight",
     ),
-    ("padding", but(LINEAR, n=100), TILE, H200, "block_n is 256 for a size of 100"),
-    ("padding", but(LINEAR, k=16), TILE, H200, "block_k is 64 for a size of 16"),
-    ("padding", DECODE, but(SPLIT, block_m=32), H200, "block_m is 32 for a size of 1"),
+    ("padding", replace(LINEAR, n=100), TILE, H200, "block_n is 256 for a size of 100"),
+    ("padding", replace(LINEAR, k=16), TILE, H200, "block_k is 64 for a size of 16"),
+    ("padding", DECODE, replace(SPLIT, block_m=32), H200, "block_m is 32 for a size of 1"),
     (
         "padding",
         GemmProblem.contiguous("mm", 128, 256, 64, parts=(64, 64, 128)),
@@ -174,103 +211,133 @@ REFUSED = [
         H200,
         "block_n is 256 for a size of 128",
     ),
-    ("gemv", but(DECODE, m=9), but(GEMV, block_m=16), H200, "M up to 8, and M is 9"),
-    ("gemv", but(DECODE, m=8), but(GEMV, block_m=4), H200, "all 8 rows in one tile"),
-    ("gemv", DECODE, but(GEMV, block_n=128), H200, "64 and 128 are free"),
+    ("gemv", replace(DECODE, m=9), replace(GEMV, block_m=16), H200, "M up to 8, and M is 9"),
+    ("gemv", replace(DECODE, m=8), replace(GEMV, block_m=4), H200, "all 8 rows in one tile"),
+    ("gemv", DECODE, replace(GEMV, block_n=128), H200, "64 and 128 are free"),
     ("direct", INT8, DIRECT, H200, "up to 8 rows"),
-    ("direct", but(INT8, m=8), but(DIRECT, block_m=16), H200, "in tiles of 16"),
-    ("direct", but(INT8, m=8), but(DIRECT, block_n=128), H200, "by 128"),
-    ("direct", but(INT8, m=8), but(DIRECT, block_k=1024), H200, "one or two loads of each of 4"),
-    ("words", but(INT8, m=8, k=4096 + 256), DIRECT, H200, "no whole number of steps of 512"),
-    ("words", but(INT8, m=8), but(DIRECT, split_k=3), H200, "for every split"),
-    ("words", but(INT8, m=8, b=but(INT8.b, dtype="float8_e5m2")), DIRECT, H200, "loads integers"),
-    ("words", but(INT8, m=8, b=but(INT8.b, alignment=8)), DIRECT, H200, "16-byte aligned"),
-    ("words", but(INT8, m=8, a=but(INT8.a, alignment=4)), DIRECT, H200, "16-byte aligned"),
+    ("direct", replace(INT8, m=8), replace(DIRECT, block_m=16), H200, "in tiles of 16"),
+    ("direct", replace(INT8, m=8), replace(DIRECT, block_n=128), H200, "by 128"),
+    (
+        "direct",
+        replace(INT8, m=8),
+        replace(DIRECT, block_k=1024),
+        H200,
+        "one or two loads of each of 4",
+    ),
+    ("words", replace(INT8, m=8, k=4096 + 256), DIRECT, H200, "no whole number of steps of 512"),
+    ("words", replace(INT8, m=8), replace(DIRECT, split_k=3), H200, "for every split"),
     (
         "words",
-        but(INT4, m=8, prologue=Prologue(dequant=Dequant("group", 64))),
+        replace(INT8, m=8, b=replace(INT8.b, dtype="float8_e5m2")),
+        DIRECT,
+        H200,
+        "loads integers",
+    ),
+    ("words", replace(INT8, m=8, b=replace(INT8.b, alignment=8)), DIRECT, H200, "16-byte aligned"),
+    ("words", replace(INT8, m=8, a=replace(INT8.a, alignment=4)), DIRECT, H200, "16-byte aligned"),
+    (
+        "words",
+        replace(INT4, m=8, prologue=Prologue(dequant=Dequant("group", 64))),
         DIRECT,
         H200,
         "ends within a load",
     ),
     (
         "words",
-        but(INT4, m=8, prologue=Prologue(dequant=Dequant("group", 128, zero_points=True))),
+        replace(INT4, m=8, prologue=Prologue(dequant=Dequant("group", 128, zero_points=True))),
         DIRECT,
         H200,
         "one zero point for all of b",
     ),
-    ("words", INT8, but(STATIONARY, split_k=3), H200, "for every split"),
-    ("stationary", but(INT8, m=17), STATIONARY, H200, "up to 16 rows"),
-    ("stationary", INT8, but(STATIONARY, block_m=8), H200, "in tiles of 8"),
-    ("stationary", but(INT8, m=8), but(STATIONARY, block_m=32), H200, "in tiles of 32"),
-    ("stationary", INT8, but(STATIONARY, block_n=40), H200, "not a multiple of the 16"),
-    ("stationary", INT8, but(STATIONARY, block_n=528), H200, "16 rows by 1024 columns"),
-    ("stationary", INT8, but(STATIONARY, block_k=128, split_k=32), H200, "less than a load"),
-    ("stationary", INT8, but(STATIONARY, block_k=4096), H200, "128 registers a thread"),
-    ("stationary", INT8, but(STATIONARY, block_k=1024), H200, "not 2 steps of 1024"),
-    ("stationary", INT8, but(STATIONARY, fused_split_k=False), H200, "in the same launch"),
+    ("words", INT8, replace(STATIONARY, split_k=3), H200, "for every split"),
+    ("stationary", replace(INT8, m=17), STATIONARY, H200, "up to 16 rows"),
+    ("stationary", INT8, replace(STATIONARY, block_m=8), H200, "in tiles of 8"),
+    ("stationary", replace(INT8, m=8), replace(STATIONARY, block_m=32), H200, "in tiles of 32"),
+    ("stationary", INT8, replace(STATIONARY, block_n=40), H200, "not a multiple of the 16"),
+    ("stationary", INT8, replace(STATIONARY, block_n=528), H200, "16 rows by 1024 columns"),
+    ("stationary", INT8, replace(STATIONARY, block_k=128, split_k=32), H200, "less than a load"),
+    ("stationary", INT8, replace(STATIONARY, block_k=4096), H200, "128 registers a thread"),
+    ("stationary", INT8, replace(STATIONARY, block_k=1024), H200, "not 2 steps of 1024"),
+    ("stationary", INT8, replace(STATIONARY, fused_split_k=False), H200, "in the same launch"),
     (
         "stationary",
-        but(INT8, parts=(INT8.n // 2,) * 2, epilogue=Epilogue(gated=True)),
+        replace(INT8, parts=(INT8.n // 2,) * 2, epilogue=Epilogue(gated=True)),
         STATIONARY,
         H200,
         "not a multiple of the 32",
     ),
     (
         "scale_groups",
-        but(INT8, prologue=Prologue(dequant=Dequant("group", 96))),
+        replace(INT8, prologue=Prologue(dequant=Dequant("group", 96))),
         MIXED,
         H200,
         "groups of 96",
     ),
-    ("tma_store", DECODE, but(SPLIT, tma_store=True), H200, "does not store by TMA"),
+    ("tma_store", DECODE, replace(SPLIT, tma_store=True), H200, "does not store by TMA"),
     (
         "tma_store",
-        but(LINEAR, n=4095),
-        but(TILE, tma_store=True),
+        replace(LINEAR, n=4095),
+        replace(TILE, tma_store=True),
         H200,
         "not a multiple of 16 bytes",
     ),
     (
         "tma_store",
-        but(LINEAR, parts=(7168,) * 2),
-        but(TILE, tma_store=True),
+        replace(LINEAR, parts=(7168,) * 2),
+        replace(TILE, tma_store=True),
         H200,
         "one fused weight",
     ),
-    ("tma_store", LINEAR, but(TILE, tma_store=True, swap_ab=True), H200, "are transposed"),
-    ("stream_k", DECODE, but(SPLIT, stream_k=True), H200, "does not support stream-K"),
-    ("stream_k", LINEAR, but(TILE, stream_k=True, flatten=True), H200, "whole tiles"),
-    ("stream_k", GATED, but(TILE, stream_k=True, flatten=False), H200, "which two CTAs share"),
+    ("tma_store", LINEAR, replace(TILE, tma_store=True, swap_ab=True), H200, "are transposed"),
+    ("stream_k", DECODE, replace(SPLIT, stream_k=True), H200, "does not support stream-K"),
+    ("stream_k", LINEAR, replace(TILE, stream_k=True, flatten=True), H200, "whole tiles"),
+    ("stream_k", GATED, replace(TILE, stream_k=True, flatten=False), H200, "which two CTAs share"),
     ("quantized", INT4, MIXED, H200, "swapped operands"),
     ("quantized", INT4, GEMV, H200, "no 4-bit weights"),
-    ("quantized", but(INT8, m=1, b=but(INT8.b, dtype="uint8")), GEMV, H200, "does not subtract"),
-    ("quantized", but(INT4, k=4095), PLAIN, H200, "words of two"),
-    ("quantized", but(INT4, a=but(INT4.a, alignment=1)), PLAIN, H200, "words of two"),
-    ("dtype", but(INT8, b=but(INT8.b, dtype="float8_e5m2")), MIXED, A100, "does not convert"),
+    (
+        "quantized",
+        replace(INT8, m=1, b=replace(INT8.b, dtype="uint8")),
+        GEMV,
+        H200,
+        "does not subtract",
+    ),
+    ("quantized", replace(INT4, k=4095), PLAIN, H200, "words of two"),
+    ("quantized", replace(INT4, a=replace(INT4.a, alignment=1)), PLAIN, H200, "words of two"),
+    (
+        "dtype",
+        replace(INT8, b=replace(INT8.b, dtype="float8_e5m2")),
+        MIXED,
+        A100,
+        "does not convert",
+    ),
     ("normalization", NORMALIZED, TILE, H200, "more than 64 rows"),
-    ("normalization", WEIGHTED_HALF, but(TILE, block_m=64), H200, "overflow float16"),
-    ("split_k", but(DECODE, prologue=Prologue(RowNorm("rms"))), SPLIT, H200, "which no split has"),
+    ("normalization", WEIGHTED_HALF, replace(TILE, block_m=64), H200, "overflow float16"),
+    (
+        "split_k",
+        replace(DECODE, prologue=Prologue(RowNorm("rms"))),
+        SPLIT,
+        H200,
+        "which no split has",
+    ),
     ("split_k", GATED, SPLIT, H200, "the gate needs"),
     (
         "reductions",
-        but(DECODE, epilogue=Epilogue(reductions=1)),
+        replace(DECODE, epilogue=Epilogue(reductions=1)),
         SPLIT,
         H200,
         "splits are reduced",
     ),
     (
         "reductions",
-        but(DECODE, epilogue=Epilogue(reductions=2)),
+        replace(DECODE, epilogue=Epilogue(reductions=2)),
         TILE,
         H200,
         "the only supported reduction",
     ),
     (
         "reductions",
-        but(LINEAR, epilogue=Epilogue(reductions=1)),
-        but(TILE, template="persistent_tma_ws"),
+        replace(LINEAR, epilogue=Epilogue(reductions=1)),
+        replace(TILE, template="persistent_tma_ws"),
         H200,
         "does not reduce rows",
     ),
@@ -306,27 +373,27 @@ class TestConstraints:
     def test_atomics_are_refused_where_results_must_be_deterministic(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        atomic = {**TEMPLATES, "splitk": but(TEMPLATES["splitk"], atomics=True)}
+        atomic = {**TEMPLATES, "splitk": replace(TEMPLATES["splitk"], atomics=True)}
         for module in (config_module, constraints_module):
             monkeypatch.setattr(module, "TEMPLATES", atomic)
-        deterministic = but(DECODE, deterministic=True)
+        deterministic = replace(DECODE, deterministic=True)
         assert legal(DECODE, SPLIT, H200)
-        assert legal(deterministic, but(SPLIT, split_k=1), H200)
+        assert legal(deterministic, replace(SPLIT, split_k=1), H200)
         assert any("atomics" in reason for reason in why_not(deterministic, SPLIT, H200))
 
-    @pytest.mark.parametrize("config", [SPLIT, but(TILE, stream_k=True, flatten=False)])
+    @pytest.mark.parametrize("config", [SPLIT, replace(TILE, stream_k=True, flatten=False)])
     def test_k_is_not_split_where_torch_does_not_allow_it(self, config: GemmConfig) -> None:
         flag = "-allow_bf16_reduced_precision_reduction"
         plain = DECODE if config is SPLIT else LINEAR
         assert legal(plain, config, H200)
-        assert legal(but(plain, math_flags=flag), config, H200)
-        whole = but(plain, math_flags=f"{flag},{flag}_split_k")
+        assert legal(replace(plain, math_flags=flag), config, H200)
+        whole = replace(plain, math_flags=f"{flag},{flag}_split_k")
         assert any("does not allow" in reason for reason in why_not(whole, config, H200))
-        assert legal(whole, but(config, split_k=1, stream_k=False), H200)
+        assert legal(whole, replace(config, split_k=1, stream_k=False), H200)
 
     def test_only_matmul_flags_that_are_set_change_keys(self) -> None:
         assert "math_flags" not in LINEAR.to_json()
-        freed = but(LINEAR, math_flags="allow_fp16_accumulation")
+        freed = replace(LINEAR, math_flags="allow_fp16_accumulation")
         assert freed.key != LINEAR.key
         assert GemmProblem.from_json(freed.to_json()) == freed
         assert GemmProblem.from_json(LINEAR.to_json()) == LINEAR
@@ -337,7 +404,7 @@ class TestConstraints:
     ) -> None:
         """What Triton 3.7 and 3.8 allocate, as compiled."""
         monkeypatch.setattr(_compat, "triton_copies_register_operand", lambda: copies)
-        standardized = but(LINEAR, prologue=Prologue(RowNorm("layer", 2)))
+        standardized = replace(LINEAR, prologue=Prologue(RowNorm("layer", 2)))
         allocated = {64: (131_840, 148_224), 32: (41_344, 41_344)}
         for config in (
             GemmConfig("cp_async", 128, 128, 64, 4, 8),

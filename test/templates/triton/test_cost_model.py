@@ -1,82 +1,32 @@
-"""The model of GEMM times: what physics says of it, what was measured, and the order it makes."""
+"""The cost model of Triton kernels: it is monotonic, and never below the roofline."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-import pathlib
-from collections import Counter
-from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gemm.fit_cost_model import Measurement, error, fit
 from inductor_ext.templates.device import Device
-from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
+from inductor_ext.templates.fused_ops import Epilogue
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.tensors import EpilogueInput, Operand
-from inductor_ext.templates.triton.config import GemmConfig, warpgroup_mma
-from inductor_ext.templates.triton.constraints import legal
-from inductor_ext.templates.triton.cost_model import (
-    DEFAULT,
-    Constants,
-    Prediction,
-    predict,
-)
-from inductor_ext.templates.triton.ranking import prologue_pays, rank
-from inductor_ext.templates.triton.search_space import candidates
-from inductor_ext.templates.triton.templates import TEMPLATES
-from test.support import hash_seeds
-from test.support.gemm_strategies import configs, device, devices, examples, problems
-
-H200 = device("NVIDIA H200")
-A100 = device("NVIDIA A100-SXM4-80GB")
-
-MEASURED = [
-    # Sizes, cuBLAS on an H200 in bfloat16 with the layouts of nn.Linear, roofline; microseconds.
-    ((1, 4096, 4096), 18.7, 7.9),
-    ((16, 14336, 4096), 40.7, 27.8),
-    ((64, 4096, 14336), 44.6, 28.2),
-    ((128, 8192, 8192), 45.6, 32),
-    ((2048, 4096, 4096), 94, 86),
-    ((4096, 14336, 4096), 688, 601),
-    ((4096, 4096, 14336), 669, 601),
-    ((8192, 8192, 8192), 1594, 1374),
-    ((1000, 1000, 1000), 10.8, 2.5),
-    ((4096, 4095, 4096), 205, 172),
-    ((256, 256, 65536), 31.0, 16),
-]
+from inductor_ext.templates.tensors import EpilogueInput
+from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.cost_model import DEFAULT, Prediction, predict
+from inductor_ext.templates.triton.ranking import rank
+from test.support.cost_model_cases import Case, cases, linear
+from test.support.gemm_strategies import configs, devices, examples, problems
+from test.support.problem_examples import A100, H200
 
 PARTS = ("compute", "memory", "epilogue", "reduction", "launch")
-
-Case = tuple[GemmProblem, GemmConfig, Device]
-
-
-def but(record: Any, **fields: Any) -> Any:
-    return dataclasses.replace(record, **fields)
-
-
-def linear(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
-    return GemmProblem.contiguous("mm", m, n, k, **rest)
 
 
 def no_longer(one: Prediction, other: Prediction) -> bool:
     """Whether the first takes no more time than the second, but for rounding."""
     return one.total <= other.total * (1 + 1e-9)
-
-
-@st.composite
-def cases(draw: st.DrawFn, **options: Any) -> Case:
-    """A problem, one of its candidates and a device."""
-    problem = draw(problems(**options))
-    on = draw(devices())
-    found = list(candidates(problem, on))
-    assume(found)
-    return problem, draw(st.sampled_from(found)), on
 
 
 class TestPhysics:
@@ -101,14 +51,14 @@ class TestPhysics:
     @examples(100)
     def test_a_longer_k_of_the_same_alignment_is_not_faster(self, case: Case, more: int) -> None:
         problem, config, on = case
-        longer = but(problem, k=problem.k + 16 * more)
+        longer = replace(problem, k=problem.k + 16 * more)
         assert no_longer(predict(problem, config, on), predict(longer, config, on))
 
     @given(cases(), st.floats(1, 10))
     @examples(100)
     def test_more_bandwidth_is_not_slower(self, case: Case, factor: float) -> None:
         problem, config, on = case
-        faster = but(on, bandwidth=on.bandwidth * factor)
+        faster = replace(on, bandwidth=on.bandwidth * factor)
         assert no_longer(predict(problem, config, faster), predict(*case))
 
     @given(cases(), st.integers(1, 200))
@@ -116,14 +66,14 @@ class TestPhysics:
     def test_more_multiprocessors_are_not_slower(self, case: Case, more: int) -> None:
         problem, config, on = case
         larger = on.scaled(on.sms + more)
-        for device_at_hand in (larger, but(larger, bandwidth=on.bandwidth, l2=on.l2)):
+        for device_at_hand in (larger, replace(larger, bandwidth=on.bandwidth, l2=on.l2)):
             assert no_longer(predict(problem, config, device_at_hand), predict(*case))
 
     @given(cases(), st.integers(1, 1 << 30))
     @examples(100)
     def test_more_l2_is_not_slower(self, case: Case, more: int) -> None:
         problem, config, on = case
-        assert no_longer(predict(problem, config, but(on, l2=on.l2 + more)), predict(*case))
+        assert no_longer(predict(problem, config, replace(on, l2=on.l2 + more)), predict(*case))
 
     @given(cases(plain=True), st.sampled_from(("row", "column", "matrix")), st.integers(1, 30))
     @examples(100)
@@ -132,18 +82,18 @@ class TestPhysics:
     ) -> None:
         problem, config, on = case
         longer = Epilogue((EpilogueInput("float32", broadcast),), pointwise)
-        assert no_longer(predict(*case), predict(but(problem, epilogue=longer), config, on))
+        assert no_longer(predict(*case), predict(replace(problem, epilogue=longer), config, on))
 
     @given(cases(plain=True))
     @examples(60)
     def test_wider_stores_and_another_layout_of_the_same_bytes(self, case: Case) -> None:
         problem, config, on = case
         assert no_longer(
-            predict(but(problem, out="float8_e4m3fn"), config, on),
-            predict(but(problem, out="float32"), config, on),
+            predict(replace(problem, out="float8_e4m3fn"), config, on),
+            predict(replace(problem, out="float32"), config, on),
         )
-        spread = but(problem.a, strides=(problem.k * 2, 2), alignment=1)
-        assert no_longer(predict(*case), predict(but(problem, a=spread), config, on))
+        spread = replace(problem.a, strides=(problem.k * 2, 2), alignment=1)
+        assert no_longer(predict(*case), predict(replace(problem, a=spread), config, on))
 
     def test_a_deeper_pipeline_hides_more_latency(self) -> None:
         problem = linear(16, 4096, 14336)
@@ -165,10 +115,10 @@ class TestPhysics:
         config = GemmConfig("splitk", 16, 128, 64, 6, 4, swap_ab=True, tma=True, split_k=4)
         found = predict(problem, config, H200)
         assert DEFAULT.gap < found.reduction < 2 * DEFAULT.gap
-        dependent = predict(problem, but(config, pdl=True), H200)
+        dependent = predict(problem, replace(config, pdl=True), H200)
         assert dependent.reduction < found.reduction
         assert dependent.total < found.total
-        assert predict(problem, but(config, split_k=1), H200).reduction == 0
+        assert predict(problem, replace(config, split_k=1), H200).reduction == 0
 
     def test_two_stages_do_not_overlap_loads_and_wgmma(self) -> None:
         problem = linear(2048, 4096, 4096)
@@ -176,13 +126,13 @@ class TestPhysics:
         two = predict(problem, config, H200)
         assert two.total >= two.launch + two.compute + two.memory
         # The same steps in half the depth and twice the stages.
-        four = predict(problem, but(config, block_k=64, num_stages=4), H200)
+        four = predict(problem, replace(config, block_k=64, num_stages=4), H200)
         assert four.total < 0.75 * two.total
 
     def test_a_gate_is_multiplied_by_half_a_tile(self) -> None:
         gated = linear(2048, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
         wide = GemmConfig("persistent_tma", 128, 256, 64, 4, 8, tma=True)
-        high = but(wide, block_m=256, block_n=128)
+        high = replace(wide, block_m=256, block_n=128)
         # Measured on an H200: 623 and 730 microseconds.
         assert predict(gated, wide, H200).compute < predict(gated, high, H200).compute
 
@@ -191,13 +141,13 @@ class TestPhysics:
         flat = GemmConfig("persistent_tma", 128, 256, 64, 3, 8, tma=True, flatten=True)
         assert (
             predict(problem, flat, H200).total
-            < predict(problem, but(flat, flatten=False), H200).total
+            < predict(problem, replace(flat, flatten=False), H200).total
         )
 
     def test_shares_of_stream_k_read_what_l2_does_not_keep_again(self) -> None:
         # 63 and 28 microseconds on an H100, 47 and 28 on an H200.
         shared = GemmConfig("persistent_tma", 64, 128, 128, 4, 4, tma=True, stream_k=True)
-        whole = but(shared, stream_k=False)
+        whole = replace(shared, stream_k=False)
         assert predict(linear(256, 6144, 4096), shared, H200).memory > 40
         assert predict(linear(256, 6144, 4096), whole, H200).memory < 30
         small = linear(1024, 2048, 2048)
@@ -213,7 +163,7 @@ class TestPhysics:
         packed = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int4")
         wide = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8")
         assert predict(packed, config, H200).memory < predict(wide, config, H200).memory
-        same = but(wide, operation="mm", prologue=None)
+        same = replace(wide, operation="mm", prologue=None)
         assert predict(wide, config, H200).compute > predict(same, config, H200).compute
 
     def test_what_a_device_cannot_multiply_takes_for_ever(self) -> None:
@@ -221,439 +171,3 @@ class TestPhysics:
         config = GemmConfig("cp_async", 128, 128, 64, 3, 8)
         assert predict(fp8, config, A100).total == math.inf
         assert rank(fp8, A100) == []
-
-
-class TestRank:
-    @given(problems(), devices(), st.integers(1, 8))
-    @examples(60)
-    def test_a_short_sorted_list_of_legal_ones_each_once(
-        self, problem: GemmProblem, on: Device, limit: int
-    ) -> None:
-        found = rank(problem, on, limit)
-        space = list(candidates(problem, on))
-        assert len(found) <= limit
-        assert bool(found) == bool(space)
-        assert {config for config, _ in found} <= set(space)
-        assert len({config for config, _ in found}) == len(found)
-        totals = [prediction.total for _, prediction in found]
-        assert totals == sorted(totals)
-        for config, prediction in found:
-            assert prediction == predict(problem, config, on)
-        if found:
-            best = min(
-                predict(problem, config, on).total for config in space if not config.warp_specialize
-            )
-            # The best may take seconds to compile.
-            assert best <= totals[0] <= totals[-1] <= 1.5 * best
-
-    def test_short_k_starts_with_tiles_that_share_an_sm(self) -> None:
-        """The fastest of 43 that were measured on an H100: 14.1 us, 17.7 without such tiles."""
-        problem = linear(4096, 768, 768)
-        (best, _), *_ = rank(problem, H200)
-        assert (best.template, best.block_m, best.block_n, best.num_stages) == (
-            "cp_async",
-            64,
-            128,
-            3,
-        )
-        assert best.occupancy(problem, H200) == 3
-
-    @pytest.mark.parametrize("sizes", [sizes for sizes, _, _ in MEASURED])
-    def test_the_list_is_not_filled_by_one_idea(self, sizes: tuple[int, int, int]) -> None:
-        ranked = rank(linear(*sizes), H200)
-        found = [config for config, _ in ranked]
-        assert len(found) == 6
-        # Or one more, where nothing else of a second template is worth it.
-        assert max(Counter((c.block_m, c.block_n) for c in found).values()) <= 5
-        worth = {
-            config.template
-            for config in candidates(linear(*sizes), H200)
-            if predict(linear(*sizes), config, H200).total <= 1.4 * ranked[0][1].total
-            and not config.warp_specialize
-        }
-        assert len({config.template for config in found}) >= min(2, len(worth))
-        assert len({but(config, num_stages=1) for config in found}) == 6
-
-    def test_equivalent_candidates_are_kept_once(self) -> None:
-        found = rank(linear(16, 4096, 14336), H200, limit=100)
-        told = Counter(
-            (c.template, c.swap_ab, c.block_m, c.block_n, f"{p.total:.3e}") for c, p in found
-        )
-        assert max(told.values()) == 1
-
-    def test_warp_specialised_kernels_are_not_measured_unasked(self) -> None:
-        problem = linear(2048, 4096, 4096)
-        assert "persistent_tma_ws" in {c.template for c in candidates(problem, H200)}
-        found = rank(problem, H200, limit=1000)
-        assert "persistent_tma_ws" not in {c.template for c, _ in found}
-
-    @pytest.mark.parametrize(
-        ("sizes", "kept"),
-        [
-            ((2048, 8192, 1024), False),
-            ((2048, 10240, 1280), False),
-            # Few turns, and more than ptxas unrolls.
-            ((2048, 8192, 512), True),
-            ((2048, 8192, 4096), True),
-            # Rows that TMA cannot load.
-            ((2048, 8192, 1028), True),
-        ],
-    )
-    def test_what_ptxas_unrolls_for_seconds_is_left_to_tma(
-        self, sizes: tuple[int, int, int], kept: bool
-    ) -> None:
-        found = [config for config, _ in rank(linear(*sizes), H200, limit=1000)]
-        large = [c for c in found if (c.block_m, c.block_n, c.num_warps) == (128, 256, 8)]
-        assert large
-        assert any(not config.tma for config in large) == kept
-
-    def test_what_ptxas_unrolls_for_seconds_is_left_to_more_warps(self) -> None:
-        """8 warps instead of 4 are predicted to take as long, and compile in a fourth."""
-        found = [config for config, _ in rank(linear(2048, 1024, 1024), H200, limit=1000)]
-        threads = [c for c in found if (c.block_m, c.block_n) == (128, 128) and not c.tma]
-        assert {config.num_warps for config in threads if config.split_k == 1} == {8}
-
-    def test_so_many_of_one_template(self) -> None:
-        for problem in (linear(1, 4096, 4096), linear(8192, 8192, 8192)):
-            found = rank(problem, H200, limit=6, per_template=1)
-            assert max(Counter(config.template for config, _ in found).values()) == 1
-            assert found[0] == rank(problem, H200)[0]
-
-    def test_a_shorter_list_begins_like_a_longer_one(self) -> None:
-        problem = linear(2048, 4096, 4096)
-        assert rank(problem, H200, limit=1) == rank(problem, H200)[:1]
-
-    def test_the_same_in_every_process(self) -> None:
-        code = (
-            "import json; from test.templates.triton.test_cost_model import H200, linear, rank; "
-            "print(json.dumps([c.to_json() for c, _ in rank(linear(64, 4096, 4096), H200)]))"
-        )
-        expected = [config.to_json() for config, _ in rank(linear(64, 4096, 4096), H200)]
-        for output in hash_seeds.outputs(code, ("0", "4242")):
-            assert json.loads(output) == expected
-
-
-class TestSpace:
-    """What was never among the fastest is not proposed."""
-
-    def test_loops_are_flattened_where_a_cta_has_more_than_one_tile(self) -> None:
-        for problem in (linear(256, 4096, 4096), linear(2048, 4096, 4096)):
-            flat = [config for config in candidates(problem, H200) if config.flatten]
-            assert flat
-            assert all(config.tiles(problem) > H200.sms for config in flat)
-        gated = linear(2048, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
-        # Of two products the loop would not be pipelined as one.
-        flat = [config for config in candidates(gated, H200) if config.flatten]
-        assert flat
-        assert all(config.joins(gated) for config in flat)
-        in_rows = but(gated, b=Operand.of("bfloat16", (4096, 28672), (28672, 1)))
-        assert not any(config.flatten for config in candidates(in_rows, H200))
-
-    def test_warps_have_columns_of_both_matmuls(self) -> None:
-        gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
-        for config in candidates(gated, H200):
-            if not warpgroup_mma(gated, config, H200) and config.template == "splitk":
-                assert config.block_n >= 16 * config.num_warps or config.swap_ab
-
-    def test_elements_loaded_one_by_one_leave_registers_for_them(self) -> None:
-        config = GemmConfig("cp_async", 128, 128, 64, 4, 4)
-        assert legal(linear(4096, 4096, 4096), config, H200)
-        assert not legal(linear(4096, 4096, 4095), config, H200)
-        assert legal(linear(4096, 4096, 4095), but(config, num_warps=8), H200)
-
-    def test_scalar_loads_fit_registers_without_a_pipeline(self) -> None:
-        odd = linear(16, 4096, 4095)
-        config = GemmConfig("splitk", 16, 64, 256, 2, 4)
-        assert (config.gathered(odd), config.gathered(linear(16, 4096, 4096))) == (160, 0)
-        assert legal(odd, config, H200)
-        assert not legal(odd, but(config, num_warps=2), H200)
-        assert legal(linear(16, 4096, 4096), but(config, num_warps=2), H200)
-        assert config.shared_memory(odd) == but(config, num_stages=4).shared_memory(odd)
-        alone = [
-            candidate for candidate in candidates(odd, H200) if candidate.align_operands is None
-        ]
-        assert {item.num_stages for item in alone} == {2}
-
-    def test_gate_and_up_need_the_rows_of_wgmma_each(self) -> None:
-        gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
-        config = GemmConfig("persistent_tma", 16, 64, 64, 4, 4, swap_ab=True, tma=True)
-        assert legal(linear(16, 28672, 4096), config, H200)
-        assert not legal(gated, config, H200)
-        assert legal(gated, but(config, block_n=128), H200)
-
-
-class Measured:
-    """Kernels of one problem that were timed on an H200 with torch 2.11 and Triton 3.6.0.
-
-    Operands in DRAM, medians; of the 28 to 118 that were timed, the fastest twelve and those that
-    `rank` names. Those of 256 rows without a gate, and of 1024x1024x1024, were timed with loops
-    whose addresses stay, others before.
-    """
-
-    FIELDS = (
-        "template",
-        "block_m",
-        "block_n",
-        "block_k",
-        "stages",
-        "warps",
-        "group_m",
-        "split_k",
-    )
-    DEFAULTS = GemmConfig("cp_async", 1, 1, 1, 1, 1).to_json()
-
-    def __init__(self, record: dict[str, Any]) -> None:
-        self.problem = GemmProblem.from_json(record["problem"])
-        self.name = " ".join(
-            str(item)
-            for item in (
-                self.problem.operation,
-                f"{self.problem.m}x{self.problem.n}x{self.problem.k}",
-                "gated" if self.problem.epilogue.gated else "",
-                "normalized" if self.problem.prologue else "",
-                f"parts={len(self.problem.parts)}" if self.problem.parts else "",
-            )
-            if item
-        )
-        self.microseconds: dict[GemmConfig, float] = {}
-        for microseconds, *values in record["rows"]:
-            fields = dict(zip(self.FIELDS, values, strict=False))
-            fields.update(dict.fromkeys(values[len(self.FIELDS) :], True))
-            config = GemmConfig.from_json(self.DEFAULTS | fields)
-            if config.gathers(self.problem):
-                # The same code, whatever its stages.
-                config = but(config, num_stages=2)
-                if not legal(self.problem, config, H200):
-                    # One that spills was the fastest here, and among the slowest elsewhere.
-                    continue
-            self.microseconds.setdefault(config, microseconds)
-
-    def best_of(self, ranked: Iterable[GemmConfig]) -> float:
-        """What was not timed is taken for slow. Of most problems none was timed that adds up sums
-        in the launch or stores by TMA, which is taken to be as fast as without.
-        """
-        new = {"fused_split_k": False, "tma_store": False}
-        known = self.microseconds
-        return min(known.get(item, known.get(but(item, **new), math.inf)) for item in ranked)
-
-
-RECORDS = pathlib.Path(__file__).parents[2] / "data" / "gemm_h200.json"
-TIMED = [
-    timed
-    for record in json.loads(RECORDS.read_text())
-    # None was timed that copies first, which takes a fifth of the time for 4096 rows of odd length.
-    if rank((timed := Measured(record)).problem, H200)[0][0].align_operands is None
-]
-
-FARTHER = {
-    # Of elements loaded one by one, tiles of one size take from 1 to 5 milliseconds by what Triton
-    # keeps in registers, of which the model knows nothing.
-    "mm 1x28672x4096 gated normalized parts=2": 0.96,
-}
-"""Where the best of the six is farther from the best of all than 3 %, and how near it is."""
-
-
-class TestKernels:
-    """What is measured after ranking, against the best of all that was measured."""
-
-    @pytest.mark.parametrize("timed", TIMED, ids=lambda timed: timed.name)
-    def test_the_best_of_six_is_near_the_best_of_all(self, timed: Measured) -> None:
-        found = timed.best_of(config for config, _ in rank(timed.problem, H200))
-        best = min(timed.microseconds.values())
-        assert best / found >= FARTHER.get(timed.name, 0.97)
-
-    def test_they_are_near_each_other_on_average(self) -> None:
-        shares = []
-        for timed in TIMED:
-            found = timed.best_of(config for config, _ in rank(timed.problem, H200))
-            shares.append(min(timed.microseconds.values()) / found)
-        assert sum(shares) / len(shares) >= 0.99
-
-    def test_what_was_fast_is_in_the_space(self) -> None:
-        for timed in TIMED:
-            space = set(candidates(timed.problem, H200))
-            assert set(timed.microseconds) <= space, timed.name
-
-    def test_fast_kernels_are_predicted_well(self) -> None:
-        """Of the fastest twelve of each problem; gross errors in a term show here."""
-        known = [
-            Measurement(timed.problem, config, H200, microseconds)
-            for timed in TIMED
-            for config, microseconds in list(timed.microseconds.items())[:12]
-        ]
-        assert math.sqrt(error(known, DEFAULT)) < 0.15
-
-
-class TestMeasured:
-    """Against times of cuBLAS, which no template has to reach and none can be far ahead of."""
-
-    @pytest.mark.parametrize(("sizes", "cublas", "floor"), MEASURED)
-    def test_the_best_prediction_is_near_cublas(
-        self, sizes: tuple[int, int, int], cublas: float, floor: float
-    ) -> None:
-        best = rank(linear(*sizes), H200)[0][1].total
-        assert floor <= best <= 1.6 * cublas
-        # The model is closer than that, and should stay so. One row by 4096 x 4096 takes our
-        # kernels 12.7 microseconds, two thirds of cuBLAS's time.
-        assert 0.67 * cublas <= best <= 1.15 * cublas
-
-    @pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
-    @pytest.mark.parametrize(
-        ("n", "k"), [(4096, 4096), (6144, 4096), (14336, 4096), (4096, 14336), (1280, 8192)]
-    )
-    @pytest.mark.parametrize("on", [H200, A100], ids=lambda entry: entry.name)
-    def test_decoding_takes_split_k_or_gemv(self, m: int, n: int, k: int, on: Device) -> None:
-        assert rank(linear(m, n, k), on)[0][0].template in ("splitk", "gemv")
-
-    def test_one_row_lets_gemv_be_measured(self) -> None:
-        assert "gemv" in {config.template for config, _ in rank(linear(1, 4096, 4096), H200)}
-
-    @pytest.mark.parametrize(
-        "sizes",
-        [(8192, 8192, 8192), (4096, 14336, 4096), (4096, 4096, 14336), (2048, 4096, 4096)],
-    )
-    def test_large_matmuls_use_persistent_tma_with_large_tiles(
-        self, sizes: tuple[int, int, int]
-    ) -> None:
-        config, _ = rank(linear(*sizes), H200)[0]
-        assert TEMPLATES[config.template].tma == "always"
-        assert config.block_m >= 128
-        assert config.block_n >= 128
-
-    def test_a_long_k_beside_few_tiles_is_split(self) -> None:
-        config, _ = rank(linear(256, 256, 65536), H200)[0]
-        assert config.template == "splitk"
-        assert config.split_k >= 16
-
-    def test_a_wave_tail_takes_tiles_that_leave_less_of_one(self) -> None:
-        def idle(config: GemmConfig, problem: GemmProblem) -> float:
-            """Part of the SMs' time in which there is no tile."""
-            waves = config.units(problem) / H200.sms
-            return 1 - waves / math.ceil(waves)
-
-        problem = linear(2176, 4096, 4096)
-        before, _ = rank(linear(2048, 4096, 4096), H200)[0]
-        # 117 microseconds; 122 where CTAs share large tiles, and nothing is idle.
-        best, _ = rank(problem, H200)[0]
-        assert best.block_m * best.block_n < before.block_m * before.block_n
-        assert idle(best, problem) < idle(before, problem) - 0.05
-
-    @pytest.mark.parametrize(
-        ("problem", "stock", "floor"),
-        [
-            # Stock max-autotune on an H200, and bytes or FLOP over what is sustained.
-            (GemmProblem.contiguous("mixed", 1, 14336, 4096, b_dtype="int8"), 84, 13.8),
-            (GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8"), 84, 13.9),
-            (GemmProblem.contiguous("mixed", 2048, 14336, 4096, b_dtype="int8"), 412, 300),
-            (
-                linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True)),
-                72,
-                55,
-            ),
-            (
-                linear(2048, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True)),
-                722,
-                601,
-            ),
-            (linear(16, 6144, 4096, parts=(4096, 1024, 1024)), 37.2, 11.8),
-            (linear(2048, 6144, 4096, parts=(4096, 1024, 1024)), 149, 128),
-            (linear(16, 4096, 4096, prologue=Prologue(RowNorm("rms", 1))), 21.5, 7.9),
-            (GemmProblem.contiguous("bmm", 512, 512, 64, batch=64, layouts="rr"), 16.6, 9.9),
-            (GemmProblem.contiguous("bmm", 2048, 128, 2048, batch=32, layouts="rr"), 87, 71),
-            (GemmProblem.contiguous("scaled", 4096, 4096, 4096, "float8_e4m3fn"), 101, 85),
-        ],
-    )
-    def test_fused_and_mixed_times_are_below_inductors(
-        self, problem: GemmProblem, stock: float, floor: float
-    ) -> None:
-        assert floor <= rank(problem, H200)[0][1].total <= 1.15 * stock
-
-
-PROLOGUES = {
-    "rms": Prologue(RowNorm("rms", 1)),
-    "layer": Prologue(RowNorm("layer", 2)),
-    "int8": Prologue(dequant=Dequant("column")),
-    "uint4": Prologue(dequant=Dequant("group", 128)),
-    "rms int8": Prologue(RowNorm("rms", 1), Dequant("column")),
-}
-
-
-@pytest.mark.parametrize("on", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
-@pytest.mark.parametrize(
-    ("kind", "m", "n", "k", "pays"),
-    [
-        # Over stock's time, measured on an H100: 0.75, 0.80, 0.80 and 0.98 with biases, 1.16, 1.27,
-        # 1.68, 1.88, 2.12.
-        ("rms", 1, 4096, 4096, True),
-        ("rms", 16, 4096, 4096, True),
-        ("layer", 1, 4096, 4096, True),
-        ("layer", 16, 4096, 4096, False),
-        ("rms", 64, 4096, 4096, False),
-        ("rms", 128, 6144, 4096, False),
-        ("rms", 2048, 4096, 4096, False),
-        ("layer", 2048, 4096, 4096, False),
-        ("layer", 12608, 2304, 768, False),
-        # 0.23, 0.18, 1.35, 1.36, 1.39, 1.39.
-        ("int8", 16, 14336, 4096, True),
-        ("uint4", 16, 14336, 4096, True),
-        ("int8", 1024, 14336, 4096, False),
-        ("uint4", 1024, 14336, 4096, False),
-        ("int8", 2048, 14336, 4096, False),
-        ("uint4", 2048, 14336, 4096, False),
-        # Over the product's and the norm's own kernels: 0.96 and 1.51.
-        ("rms int8", 1, 6144, 4096, True),
-        ("rms int8", 16, 6144, 4096, False),
-    ],
-)
-def test_prologues_are_tried_where_rows_are_few(
-    kind: str, m: int, n: int, k: int, pays: bool, on: str
-) -> None:
-    prologue = PROLOGUES[kind]
-    of: dict[str, Any] = {"prologue": prologue}
-    if prologue.dequant:
-        of["b_dtype"] = kind.split()[-1]
-    if kind == "rms int8":
-        of["parts"] = (4096, 1024, 1024)
-    problem = GemmProblem.contiguous("mixed" if prologue.dequant else "mm", m, n, k, **of)
-    assert prologue_pays(problem, device(on)) == pays
-
-
-@given(problems(), devices())
-@examples(60)
-def test_what_has_no_prologue_is_always_tried(problem: GemmProblem, on: Device) -> None:
-    found = prologue_pays(problem, on)
-    assert found or problem.prologue is not None
-
-
-class TestFit:
-    def measurements(self, constants: Constants) -> list[Measurement]:
-        problems_ = [linear(*sizes) for sizes, _, _ in MEASURED]
-        return [
-            Measurement(problem, config, H200, predict(problem, config, H200, constants).total)
-            for problem in problems_
-            for config in list(candidates(problem, H200))[::16]
-        ]
-
-    def test_other_constants_are_found_again(self) -> None:
-        real = but(DEFAULT, latency=1.1, l2_rate=60e9, stream=0.75)
-        measured = self.measurements(real)
-        fitted = fit(measured)
-        assert error(measured, fitted) < error(measured, DEFAULT) / 100
-        for name in ("latency", "l2_rate", "stream"):
-            assert getattr(fitted, name) == pytest.approx(getattr(real, name), rel=0.05)
-
-    def test_nothing_changes_where_the_model_is_right(self) -> None:
-        assert fit(self.measurements(DEFAULT), rounds=3) == DEFAULT
-
-    def test_shares_stay_shares(self) -> None:
-        fast = [
-            but(measurement, microseconds=measurement.microseconds / 10)
-            for measurement in self.measurements(DEFAULT)
-        ]
-        fitted = fit(fast, rounds=4)
-        assert error(fast, fitted) < error(fast, DEFAULT)
-        for name in ("stream", "changed", "old_mma", "fma", "specialized", "held"):
-            assert getattr(fitted, name) <= 1
-        for case in fast:
-            found = predict(case.problem, case.config, H200, fitted)
-            assert found.total >= case.problem.roofline(H200)

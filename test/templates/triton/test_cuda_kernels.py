@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -49,10 +49,6 @@ LAYOUTS = ("rr", "rc", "cr", "cc")
 def uncached() -> Iterator[None]:
     with gpu_util.compiling():
         yield
-
-
-def but(record: Any, **fields: Any) -> Any:
-    return dataclasses.replace(record, **fields)
 
 
 def mm(m: int, n: int, k: int, dtype: str = "bfloat16", **rest: Any) -> GemmProblem:
@@ -108,9 +104,9 @@ def test_plain_loads(config: GemmConfig, dtype: str, layouts: str) -> None:
     "config",
     [
         TMA,
-        but(TMA, flatten=False),
+        replace(TMA, flatten=False),
         SPECIALIZED_PARAM,
-        but(TMA, block_m=32, num_warps=4, swap_ab=True),
+        replace(TMA, block_m=32, num_warps=4, swap_ab=True),
     ],
     ids=("flattened", "loops", None, "exchanged"),
 )
@@ -125,18 +121,18 @@ def test_tma(config: GemmConfig, dtype: str, layouts: str) -> None:
 )
 @pytest.mark.parametrize(
     "config",
-    [TMA, but(TMA, flatten=False), BATCH, but(TMA, flatten=False, stream_k=True)],
+    [TMA, replace(TMA, flatten=False), BATCH, replace(TMA, flatten=False, stream_k=True)],
     ids=("flattened", "loops", "batch", "shared"),
 )
 def test_tma_stores(config: GemmConfig, rest: dict[str, Any]) -> None:
     batch = {"operation": "bmm", "batch": 11} if config is BATCH else {}
-    case = Case(mm(1096, 456, 328, **batch), but(config, tma_store=True), **rest)
+    case = Case(mm(1096, 456, 328, **batch), replace(config, tma_store=True), **rest)
     assert error(case) < TOLERANCE["bfloat16"]
 
 
 @pytest.mark.parametrize("layouts", LAYOUTS)
 @pytest.mark.parametrize(
-    "config", [BATCH, but(BATCH, flatten=False), TILE, GEMV], ids=lambda x: x.template
+    "config", [BATCH, replace(BATCH, flatten=False), TILE, GEMV], ids=lambda x: x.template
 )
 def test_batches(config: GemmConfig, layouts: str) -> None:
     sizes = (3, 205, 333) if config is GEMV else (136, 200, 328)
@@ -162,11 +158,11 @@ def test_what_is_added(config: GemmConfig, bias: Any) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        but(SKINNY, split_k=3),
-        but(SKINNY, split_k=3, pdl=True),
-        but(SKINNY, split_k=4, tma=True, pdl=True),
-        but(GEMV, split_k=3, block_m=8, block_n=2),
-        but(TILE, template="splitk", split_k=5),
+        replace(SKINNY, split_k=3),
+        replace(SKINNY, split_k=3, pdl=True),
+        replace(SKINNY, split_k=4, tma=True, pdl=True),
+        replace(GEMV, split_k=3, block_m=8, block_n=2),
+        replace(TILE, template="splitk", split_k=5),
     ],
     ids=("plain", "dependent", "tma", "gemv", "tile"),
 )
@@ -178,18 +174,18 @@ def test_splits(config: GemmConfig) -> None:
 
 
 ADDED_UP = {
-    name: but(config, fused_split_k=True)
+    name: replace(config, fused_split_k=True)
     for name, config in {
-        "plain": but(SKINNY, split_k=3),
-        "many": but(SKINNY, split_k=16),
-        "dependent": but(SKINNY, split_k=3, pdl=True),
-        "tma": but(SKINNY, split_k=4, tma=True, pdl=True),
-        "gemv": but(GEMV, split_k=3, block_m=8, block_n=2),
-        "tile": but(TILE, template="splitk", split_k=5),
+        "plain": replace(SKINNY, split_k=3),
+        "many": replace(SKINNY, split_k=16),
+        "dependent": replace(SKINNY, split_k=3, pdl=True),
+        "tma": replace(SKINNY, split_k=4, tma=True, pdl=True),
+        "gemv": replace(GEMV, split_k=3, block_m=8, block_n=2),
+        "tile": replace(TILE, template="splitk", split_k=5),
     }.items()
 }
-ADDED_UP["shared"] = but(TMA, flatten=False, stream_k=True)
-ADDED_UP["exchanged"] = but(
+ADDED_UP["shared"] = replace(TMA, flatten=False, stream_k=True)
+ADDED_UP["exchanged"] = replace(
     TMA, block_m=32, num_warps=4, swap_ab=True, flatten=False, stream_k=True
 )
 
@@ -297,7 +293,7 @@ def test_gates_far_from_what_they_gate(reach: int, flipped: bool) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [TMA, but(TMA, block_m=32, num_warps=4, swap_ab=True), TILE, SKINNY, GEMV],
+    [TMA, replace(TMA, block_m=32, num_warps=4, swap_ab=True), TILE, SKINNY, GEMV],
     ids=("tma", "tma, exchanged", "tile", "exchanged", "vector"),
 )
 def test_gates_with_biases(config: GemmConfig) -> None:
@@ -320,8 +316,8 @@ def test_normalised_rows(config: GemmConfig, dtype: str) -> None:
 
 STANDARDISED = {
     "exchanged": SKINNY,
-    "split": but(SKINNY, split_k=3),
-    "few": but(SKINNY, swap_ab=False, block_n=32),
+    "split": replace(SKINNY, split_k=3),
+    "few": replace(SKINNY, swap_ab=False, block_n=32),
     "vector": GEMV,
     "tile": TILE,
 }
@@ -408,9 +404,9 @@ def test_indices_beyond_32_bits() -> None:
     """An output of more than 2**31 elements."""
     if torch.cuda.mem_get_info()[0] < 20 << 30:
         pytest.skip("needs 20 GiB")
-    for config in (but(TMA, index64=True), but(TILE, index64=True)):
+    for config in (replace(TMA, index64=True), replace(TILE, index64=True)):
         case = Case(
-            mm((1 << 15) + 8, 1 << 16, 16, "float16"), but(config, block_k=16, num_stages=2)
+            mm((1 << 15) + 8, 1 << 16, 16, "float16"), replace(config, block_k=16, num_stages=2)
         )
         values = kernel_util.inputs(case, "cuda")
         assert legal(case.problem, case.config, device())

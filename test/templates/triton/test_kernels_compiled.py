@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -41,17 +41,13 @@ BATCH = GemmConfig("bmm_persistent", 128, 128, 64, 4, 8, tma=True, flatten=True)
 GROUPED = GemmConfig("grouped", 128, 128, 64, 4, 8, tma=True)
 
 
-def but(record: Any, **fields: Any) -> Any:
-    return dataclasses.replace(record, **fields)
-
-
 def mm(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
     return GemmProblem.contiguous(rest.pop("operation", "mm"), m, n, k, **rest)
 
 
 PARTS = mm(4096, 6144, 4096, parts=(4096, 1024, 1024))
 GATED = mm(4096, 8192, 4096, parts=(4096, 4096), epilogue=Epilogue(gated=True))
-BIASED = but(
+BIASED = replace(
     GATED,
     operation="addmm",
     epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True),
@@ -84,7 +80,7 @@ def count(pattern: str, found: Compiled) -> int:
 
 @pytest.mark.parametrize("problem", [GATED, BIASED])
 def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
-    found = compiled(Case(problem, but(WIDE, num_stages=4), {"ACTIVATION": "'silu'"}))
+    found = compiled(Case(problem, replace(WIDE, num_stages=4), {"ACTIVATION": "'silu'"}))
     assert set(re.findall(r"wgmma\.mma_async\S*(m64n\d+k16)", found.ptx)) == {"m64n256k16"}
     # Both tiles come at once, and are parted in registers: nothing but the result is in shared
     # memory, on its way out.
@@ -95,16 +91,16 @@ def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
     "case",
     [
         Case(LINEAR, WIDE, after=torch.relu),
-        Case(LINEAR, but(WIDE, flatten=False), bias="row"),
+        Case(LINEAR, replace(WIDE, flatten=False), bias="row"),
         Case(PARTS, WIDE),
-        Case(GATED, but(WIDE, num_stages=3), {"ACTIVATION": "'silu'"}),
-        Case(BIASED, but(WIDE, num_stages=3, flatten=False), {"ACTIVATION": "'gelu'"}),
-        Case(mm(512, 512, 512, layouts="cr"), but(WIDE, block_n=128)),
-        Case(mm(512, 512, 512, dtype="float32", tf32=True), but(WIDE, block_n=128, block_k=32)),
-        Case(mm(16, 4096, 4096), but(SKINNY, pdl=False)),
+        Case(GATED, replace(WIDE, num_stages=3), {"ACTIVATION": "'silu'"}),
+        Case(BIASED, replace(WIDE, num_stages=3, flatten=False), {"ACTIVATION": "'gelu'"}),
+        Case(mm(512, 512, 512, layouts="cr"), replace(WIDE, block_n=128)),
+        Case(mm(512, 512, 512, dtype="float32", tf32=True), replace(WIDE, block_n=128, block_k=32)),
+        Case(mm(16, 4096, 4096), replace(SKINNY, pdl=False)),
         Case(mm(512, 512, 512, operation="bmm", batch=64), BATCH),
         Case(mm(4096, 512, 512, operation="grouped", batch=8), GROUPED, offsets=ENDS),
-        Case(LARGE, but(WIDE, block_k=32, num_stages=2, index64=True)),
+        Case(LARGE, replace(WIDE, block_k=32, num_stages=2, index64=True)),
     ],
     ids=(
         "relu",
@@ -133,7 +129,7 @@ def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
 
 def test_only_masked_steps_along_k_go_through_registers() -> None:
     problem = mm(1 << 15, 1 << 14, 4096, operation="grouped", batch=8, divided="k", layouts="cr")
-    found = compiled(Case(problem, but(GROUPED, index64=True), offsets=ENDS))
+    found = compiled(Case(problem, replace(GROUPED, index64=True), offsets=ENDS))
     assert count(r"wgmma\.mma_async", found) == 2 * count(FROM_REGISTERS, found) == 8
 
 
@@ -168,13 +164,13 @@ RESIDUAL = mm(
 @pytest.mark.parametrize(
     "case",
     [
-        Case(LINEAR, but(WIDE, num_stages=3), after=torch.relu),
+        Case(LINEAR, replace(WIDE, num_stages=3), after=torch.relu),
         Case(RESIDUAL, BATCH, bias="matrix"),
     ],
     ids=("mm", "batch"),
 )
 def test_tma_stores_all_of_the_output(case: Case) -> None:
-    found = compiled(but(case, config=but(case.config, tma_store=True)))
+    found = compiled(replace(case, config=replace(case.config, tma_store=True)))
     assert count(r"cp\.async\.bulk\.tensor\S*\.global\.shared", found) == 1
     assert count(r"st\.global\.", found) == 0
     # All descriptors are made before the loop over tiles.
@@ -183,7 +179,7 @@ def test_tma_stores_all_of_the_output(case: Case) -> None:
 
 
 def test_stream_k_reads_partials_after_their_release() -> None:
-    config = but(WIDE, block_n=128, flatten=False, stream_k=True)
+    config = replace(WIDE, block_n=128, flatten=False, stream_k=True)
     found = compiled(Case(mm(2176, 4096, 4096), config, after=torch.relu))
     assert count(r"wgmma\.mma_async", found) > 0
     fragment = found.ptx[: found.ptx.index("atom.global.gpu.acq_rel.add.u32")]
@@ -205,9 +201,9 @@ def test_a_dependent_launch_waits_and_lets_the_next_one_begin() -> None:
 
 
 ADDED_UP = (
-    Case(mm(16, 4096, 4096), but(SKINNY, pdl=False, fused_split_k=True), after=torch.relu),
-    Case(mm(64, 256, 4096), but(SKINNY, block_m=64, tma=False, pdl=False, fused_split_k=True)),
-    Case(mm(1, 4096, 4096), but(GEMV, split_k=2, fused_split_k=True)),
+    Case(mm(16, 4096, 4096), replace(SKINNY, pdl=False, fused_split_k=True), after=torch.relu),
+    Case(mm(64, 256, 4096), replace(SKINNY, block_m=64, tma=False, pdl=False, fused_split_k=True)),
+    Case(mm(1, 4096, 4096), replace(GEMV, split_k=2, fused_split_k=True)),
 )
 
 
@@ -235,7 +231,7 @@ def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Devi
 @pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
 @pytest.mark.parametrize("rows", [1, 4])
 def test_vectors_are_loaded_widely_and_nothing_waits_in_the_loop(on: Device, rows: int) -> None:
-    found = compiled(Case(mm(rows, 4096, 14336), but(GEMV, block_m=rows)), on)
+    found = compiled(Case(mm(rows, 4096, 14336), replace(GEMV, block_m=rows)), on)
     (loop,) = re.findall(r"\$L__BB0_1:.*?bra", found.ptx, re.S)
     loads = re.findall(r"ld\.global\S*", loop)
     # Four columns of b, and the rows of a.
@@ -258,7 +254,7 @@ def kernel(case: Case) -> str:
         (GemmConfig("splitk", 16, 64, 128, 4, 4, split_k=4, swap_ab=True), H200),
         (GEMV, H200),
         (TILE, H200),
-        (but(TILE, num_stages=3), A100),
+        (replace(TILE, num_stages=3), A100),
     ],
     ids=("few rows", "exchanged", "vector", "many rows", "sm_80"),
 )
@@ -309,17 +305,17 @@ class TestGolden:
 
     def test_persistent(self) -> None:
         small = mm(200, 64, 96, dtype="float16")
-        config = but(WIDE, block_n=64, num_stages=2)
+        config = replace(WIDE, block_n=64, num_stages=2)
         assert_matches_golden(kernel(Case(small, config)), "triton", "persistent_tma")
 
     def test_tile(self) -> None:
         small = mm(200, 64, 96, dtype="float16")
-        assert_matches_golden(kernel(Case(small, but(TILE, block_n=64))), "triton", "tile")
+        assert_matches_golden(kernel(Case(small, replace(TILE, block_n=64))), "triton", "tile")
 
     def test_gemv(self) -> None:
         assert_matches_golden(kernel(Case(mm(1, 64, 2048), GEMV)), "triton", "gemv")
 
     def test_grouped(self) -> None:
         small = mm(200, 64, 96, operation="grouped", batch=2)
-        config = but(GROUPED, block_n=64)
+        config = replace(GROUPED, block_n=64)
         assert_matches_golden(kernel(Case(small, config, offsets=(80, 200))), "triton", "grouped")

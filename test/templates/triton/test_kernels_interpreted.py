@@ -6,9 +6,9 @@ and a template allow: few are multiples of a tile.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,10 +41,6 @@ SWAPPED = {"block_m": 16, "block_n": 64, "swap_ab": True}
 
 SILU = {"ACTIVATION": "'silu'"}
 EPSILON = {"EPSILON": 1e-5}
-
-
-def but(record: Any, **fields: Any) -> Any:
-    return dataclasses.replace(record, **fields)
 
 
 def mm(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
@@ -113,7 +109,7 @@ def apart(config: GemmConfig, operation: str, m: int, b_stride: int) -> Case:
 
 
 def grouped(m: int, n: int, k: int, ends: tuple[int, ...], **rest: Any) -> Case:
-    config = but(GROUPED, **rest.pop("config", {}))
+    config = replace(GROUPED, **rest.pop("config", {}))
     problem = mm(m, n, k, operation="grouped", batch=len(ends), **rest)
     return Case(problem, config, offsets=ends)
 
@@ -128,51 +124,58 @@ INT8 = {"operation": "mixed", "b_dtype": "int8"}
 CASES: dict[str, Case] = {
     **drawn(),
     "tile, strides": strided(19, TILE),
-    "gemv, strides": strided(7, but(GEMV, block_m=8)),
+    "gemv, strides": strided(7, replace(GEMV, block_m=8)),
     "tma, rows apart": apart(TMA, "mm", 70, 0),
     "batch, rows apart": apart(BATCH, "bmm", 70, 72 * 56),
     "batch, one b": apart(BATCH, "bmm", 70, 0),
     "batch by plain loads, one b": apart(CP_ASYNC, "bmm", 37, 0),
-    "tma, one row": Case(mm(1, 72, 40), but(TMA, **SWAPPED)),
-    "tma, one column": Case(mm(70, 1, 40), but(TMA, block_n=16)),
-    "tile, exchanged": Case(mm(5, 70, 61), but(TILE, block_n=64, swap_ab=True), after=torch.relu),
-    "tile, split": Case(mm(9, 43, 300), but(TILE, split_k=3)),
-    "tile, split and exchanged": Case(
-        mm(9, 70, 300), but(TILE, block_n=64, swap_ab=True, split_k=4)
+    "tma, one row": Case(mm(1, 72, 40), replace(TMA, **SWAPPED)),
+    "tma, one column": Case(mm(70, 1, 40), replace(TMA, block_n=16)),
+    "tile, exchanged": Case(
+        mm(5, 70, 61), replace(TILE, block_n=64, swap_ab=True), after=torch.relu
     ),
-    "gemv, split": Case(mm(3, 43, 300), but(GEMV, split_k=3)),
-    "tma, split": Case(mm(40, 72, 296), but(TILE, block_m=64, tma=True, split_k=3)),
-    "tma, split and exchanged": Case(mm(3, 72, 296), but(TILE, **SWAPPED, tma=True, split_k=5)),
+    "tile, split": Case(mm(9, 43, 300), replace(TILE, split_k=3)),
+    "tile, split and exchanged": Case(
+        mm(9, 70, 300), replace(TILE, block_n=64, swap_ab=True, split_k=4)
+    ),
+    "gemv, split": Case(mm(3, 43, 300), replace(GEMV, split_k=3)),
+    "tma, split": Case(mm(40, 72, 296), replace(TILE, block_m=64, tma=True, split_k=3)),
+    "tma, split and exchanged": Case(mm(3, 72, 296), replace(TILE, **SWAPPED, tma=True, split_k=5)),
     **{
-        f"{name}, in one launch": Case(problem, but(config, fused_split_k=True), **rest)
+        f"{name}, in one launch": Case(problem, replace(config, fused_split_k=True), **rest)
         for name, problem, config, rest in (
-            ("tile, split", mm(9, 43, 300), but(TILE, split_k=3), {"after": torch.relu}),
-            ("tile, many splits", mm(9, 43, 530), but(TILE, split_k=17, num_warps=1), {}),
+            ("tile, split", mm(9, 43, 300), replace(TILE, split_k=3), {"after": torch.relu}),
+            ("tile, many splits", mm(9, 43, 530), replace(TILE, split_k=17, num_warps=1), {}),
             (
                 "tile, split and exchanged",
                 mm(9, 70, 300),
-                but(TILE, block_n=64, swap_ab=True, split_k=4),
+                replace(TILE, block_n=64, swap_ab=True, split_k=4),
                 {"bias": "row"},
             ),
-            ("tile, split, parts", mm(17, 100, 200, parts=(59, 24, 17)), but(TILE, split_k=2), {}),
-            ("gemv, split", mm(3, 43, 300), but(GEMV, split_k=3), {"after": torch.relu}),
-            ("tma, split", mm(40, 72, 296), but(TILE, block_m=64, tma=True, split_k=3), {}),
+            (
+                "tile, split, parts",
+                mm(17, 100, 200, parts=(59, 24, 17)),
+                replace(TILE, split_k=2),
+                {},
+            ),
+            ("gemv, split", mm(3, 43, 300), replace(GEMV, split_k=3), {"after": torch.relu}),
+            ("tma, split", mm(40, 72, 296), replace(TILE, block_m=64, tma=True, split_k=3), {}),
             (
                 "tma, split and exchanged",
                 mm(3, 72, 296),
-                but(TILE, **SWAPPED, tma=True, split_k=5),
+                replace(TILE, **SWAPPED, tma=True, split_k=5),
                 {"bias": "matrix", "after": torch.relu},
             ),
-            ("gemv, int8 weights, split", mm(3, 43, 300, **INT8), but(GEMV, split_k=3), {}),
+            ("gemv, int8 weights, split", mm(3, 43, 300, **INT8), replace(GEMV, split_k=3), {}),
         )
     },
-    "tma, exchanged": Case(mm(13, 136, 72), but(TMA, **SWAPPED), after=torch.relu),
-    "tma, one loop in another": Case(mm(200, 136, 72), but(TMA, flatten=False)),
+    "tma, exchanged": Case(mm(13, 136, 72), replace(TMA, **SWAPPED), after=torch.relu),
+    "tma, one loop in another": Case(mm(200, 136, 72), replace(TMA, flatten=False)),
     # With 7 multiprocessors: 12 tiles, 30, 7, 14; of 3 steps and of 5.
     **{
         f"tma, shared tiles, {name}": Case(problem, config, multiprocessors=7, **rest)
         for name, problem, config, rest in (
-            ("two rounds", mm(150, 56, 72), but(SHARED, group_m=8), {}),
+            ("two rounds", mm(150, 56, 72), replace(SHARED, group_m=8), {}),
             ("five rounds", mm(300, 88, 136), SHARED, {"after": torch.relu}),
             ("one whole round", mm(40, 112, 72), SHARED, {}),
             ("two whole rounds", mm(100, 112, 72), SHARED, {}),
@@ -181,51 +184,53 @@ CASES: dict[str, Case] = {
             (
                 "exchanged",
                 mm(40, 264, 104),
-                but(SHARED, **SWAPPED),
+                replace(SHARED, **SWAPPED),
                 {"bias": "matrix", "after": torch.relu},
             ),
         )
     },
     **{
-        f"{name}, stored by TMA": Case(problem, but(config, tma_store=True), **rest)
+        f"{name}, stored by TMA": Case(problem, replace(config, tma_store=True), **rest)
         for name, problem, config, rest in (
             ("tma", mm(150, 136, 72), TMA, {"after": torch.relu}),
             ("tma, gated", gated(70, 40, 64), TMA, {"options": {"ACTIVATION": "'silu'"}}),
-            ("tma, a row is added", mm(70, 72, 64), but(TMA, flatten=False), {"bias": "row"}),
+            ("tma, a row is added", mm(70, 72, 64), replace(TMA, flatten=False), {"bias": "row"}),
             ("batch", mm(70, 72, 40, operation="bmm", batch=3), BATCH, {"bias": "matrix"}),
             ("tma, shared tiles", mm(150, 56, 72), SHARED, {"multiprocessors": 7}),
         )
     },
-    "batch, exchanged": Case(mm(13, 72, 40, operation="bmm", batch=5), but(BATCH, **SWAPPED)),
+    "batch, exchanged": Case(mm(13, 72, 40, operation="bmm", batch=5), replace(BATCH, **SWAPPED)),
     "tile, parts": Case(mm(17, 100, 61, parts=(59, 24, 17)), TILE, after=torch.relu),
     "tile, parts in rows": Case(mm(17, 100, 61, parts=(59, 24, 17), layouts="rr"), TILE),
     "gemv, parts in rows": Case(mm(3, 100, 61, parts=(59, 24, 17), layouts="rr"), GEMV),
     "tma, parts": Case(mm(70, 136, 64, parts=(72, 40, 24)), TMA, after=torch.relu),
     "specialized, parts in rows": Case(mm(70, 136, 64, parts=(72, 64), layouts="rr"), SPECIALIZED),
     "tile, gated": Case(gated(17, 43, 61), TILE, SILU),
-    "tile, gated and exchanged": Case(gated(5, 43, 61), but(TILE, block_n=128, swap_ab=True), SILU),
+    "tile, gated and exchanged": Case(
+        gated(5, 43, 61), replace(TILE, block_n=128, swap_ab=True), SILU
+    ),
     "gemv, gated": Case(gated(3, 43, 61), GEMV, {"ACTIVATION": "'gelu'"}),
     "tma, gated": Case(gated(70, 40, 64), TMA, {"ACTIVATION": "'gelu_tanh'"}),
-    "tma, gated in two loops": Case(gated(150, 104, 64), but(TMA, flatten=False), SILU),
+    "tma, gated in two loops": Case(gated(150, 104, 64), replace(TMA, flatten=False), SILU),
     "tma, gated in rows": Case(gated(70, 40, 64, layouts="rr"), TMA, SILU),
     "tma, gated and exchanged": Case(
-        gated(5, 72, 64), but(TMA, **{**SWAPPED, "block_n": 128}), {"ACTIVATION": "'relu'"}
+        gated(5, 72, 64), replace(TMA, **{**SWAPPED, "block_n": 128}), {"ACTIVATION": "'relu'"}
     ),
     "tile, gated with biases": Case(gated(17, 43, 61, **BIASES), TILE, SILU),
     "tile, gated with biases and exchanged": Case(
-        gated(5, 43, 61, **BIASES), but(TILE, block_n=128, swap_ab=True), SILU
+        gated(5, 43, 61, **BIASES), replace(TILE, block_n=128, swap_ab=True), SILU
     ),
     "gemv, gated with biases": Case(gated(3, 43, 61, **BIASES), GEMV, SILU),
     "tma, gated with biases": Case(gated(70, 40, 64, **BIASES), TMA, SILU),
     "tma, gated with biases and exchanged": Case(
-        gated(5, 72, 64, **BIASES), but(TMA, **{**SWAPPED, "block_n": 128}), SILU
+        gated(5, 72, 64, **BIASES), replace(TMA, **{**SWAPPED, "block_n": 128}), SILU
     ),
     "tile, gated by sigmoid": Case(gated(5, 24, 40), TILE, {"ACTIVATION": "'sigmoid'"}),
     "tile, gated by itself": Case(gated(5, 24, 40), TILE, {"ACTIVATION": "'identity'"}),
     "tile, normalised": Case(mm(7, 43, 61, prologue=NORMALIZED), TILE, EPSILON),
     "tile, normalised and exchanged": Case(
         mm(7, 43, 61, prologue=Prologue(RowNorm("rms"))),
-        but(TILE, block_n=64, swap_ab=True),
+        replace(TILE, block_n=64, swap_ab=True),
         EPSILON,
     ),
     "gemv, normalised": Case(mm(3, 43, 61, prologue=NORMALIZED), GEMV, EPSILON),
@@ -235,11 +240,11 @@ CASES: dict[str, Case] = {
     "tile, standardised": Case(mm(7, 43, 61, prologue=LAYER_NORM), TILE, EPSILON),
     "tile, standardised and exchanged": Case(
         mm(7, 43, 700, prologue=Prologue(RowNorm("layer"))),
-        but(TILE, block_n=64, swap_ab=True),
+        replace(TILE, block_n=64, swap_ab=True),
         EPSILON,
     ),
     "tile, standardised and split": Case(
-        mm(9, 43, 700, prologue=Prologue(RowNorm("layer", 1))), but(TILE, split_k=3), EPSILON
+        mm(9, 43, 700, prologue=Prologue(RowNorm("layer", 1))), replace(TILE, split_k=3), EPSILON
     ),
     "tile, standardised far from zero": Case(
         mm(7, 43, 700, prologue=LAYER_NORM), TILE, EPSILON, mean=100.0
@@ -262,7 +267,7 @@ CASES: dict[str, Case] = {
         GEMV,
     ),
     "tile, int8": Case(
-        GemmProblem.contiguous("int_mm", 17, 43, 61, "int8"), but(CP_ASYNC, block_m=16)
+        GemmProblem.contiguous("int_mm", 17, 43, 61, "int8"), replace(CP_ASYNC, block_m=16)
     ),
     "tma, int8": Case(GemmProblem.contiguous("int_mm", 70, 48, 64, "int8"), TMA),
     "tile, a row is added": Case(mm(17, 43, 61), TILE, bias="row", after=torch.relu),

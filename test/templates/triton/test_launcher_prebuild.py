@@ -48,7 +48,7 @@ def pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pool:
     return found
 
 
-def but(kernel: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+def with_fields(kernel: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
     return {**kernel, **fields}
 
 
@@ -57,14 +57,14 @@ def test_each_is_requested_once(
 ) -> None:
     launcher_prebuild.prepare(KERNEL)
     launcher_prebuild.prepare(
-        but(KERNEL, signature={"B": "*bf16", "M": "i32", "WIDE": "constexpr"})
+        with_fields(KERNEL, signature={"B": "*bf16", "M": "i32", "WIDE": "constexpr"})
     )
     signature, constants = KERNEL["signature"], KERNEL["constants"]
     asked = [(launcher_prebuild.build, signature, constants, str(tmp_path))]
     assert pool.submitted == asked
     wider = {"A": "*bf16", "N": "i64", "WIDE": "constexpr"}
-    launcher_prebuild.prepare(but(KERNEL, signature=wider))
-    launcher_prebuild.prepare(but(KERNEL, constants={"WIDE": 2}))
+    launcher_prebuild.prepare(with_fields(KERNEL, signature=wider))
+    launcher_prebuild.prepare(with_fields(KERNEL, constants={"WIDE": 2}))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "other"))
     launcher_prebuild.prepare(KERNEL)
     asked += [

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inductor_ext.templates.device import Device
+from inductor_ext.templates.fused_ops import Epilogue
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.triton.constraints import why_not
+from inductor_ext.templates.tensors import Operand
+from inductor_ext.templates.triton.config import GemmConfig, warpgroup_mma
+from inductor_ext.templates.triton.constraints import legal, why_not
 from inductor_ext.templates.triton.search_space import candidates
 from test.support import hash_seeds
-from test.support.gemm_strategies import devices, examples, problems
-from test.support.problem_examples import A100, DECODE, H200, HUGE, INT4, INT8, L4, LINEAR, ODD, but
+from test.support.cost_model_cases import linear
+from test.support.gemm_strategies import device, devices, examples, problems
+from test.support.problem_examples import A100, DECODE, H200, HUGE, INT4, INT8, L4, LINEAR, ODD
 
 
 def templates(problem: GemmProblem, on: Device) -> Counter[str]:
@@ -50,16 +55,16 @@ class TestCandidates:
             (LINEAR, A100, {"cp_async"}),
             (ODD, H200, {"cp_async", "persistent_tma", "persistent_tma_ws"}),
             (ODD, A100, {"cp_async"}),
-            (but(ODD, m=16), H200, {"splitk"}),
+            (replace(ODD, m=16), H200, {"splitk"}),
             (DECODE, H200, {"splitk", "gemv", "persistent_tma"}),
             (DECODE, A100, {"splitk", "gemv"}),
-            (but(DECODE, m=16), A100, {"splitk"}),
+            (replace(DECODE, m=16), A100, {"splitk"}),
             (INT8, H200, {"mixed", "stationary"}),
-            (but(INT8, m=4), L4, {"mixed", "gemv", "direct", "stationary"}),
-            (but(INT4, m=8), H200, {"mixed", "direct", "stationary"}),
-            (but(INT4, m=9), H200, {"mixed", "stationary"}),
-            (but(INT4, m=17), H200, {"mixed"}),
-            (but(INT4, m=9, k=4096 + 256), H200, {"mixed"}),
+            (replace(INT8, m=4), L4, {"mixed", "gemv", "direct", "stationary"}),
+            (replace(INT4, m=8), H200, {"mixed", "direct", "stationary"}),
+            (replace(INT4, m=9), H200, {"mixed", "stationary"}),
+            (replace(INT4, m=17), H200, {"mixed"}),
+            (replace(INT4, m=9, k=4096 + 256), H200, {"mixed"}),
             (
                 GemmProblem.contiguous("bmm", 512, 512, 64, batch=64),
                 H200,
@@ -89,7 +94,7 @@ class TestCandidates:
         assert ways[False, True] == 0
 
     def test_splits_need_not_be_given_up_for_determinism(self) -> None:
-        deterministic = but(DECODE, deterministic=True)
+        deterministic = replace(DECODE, deterministic=True)
         assert templates(deterministic, H200) == templates(DECODE, H200)
 
     def test_as_many_ctas_as_an_sm_can_hold_are_tried(self) -> None:
@@ -127,3 +132,55 @@ class TestCandidates:
         expected = [candidate.to_json() for candidate in candidates(DECODE, H200)]
         for output in hash_seeds.outputs(code, ("0", "4242")):
             assert json.loads(output) == expected
+
+
+H200 = device("NVIDIA H200")
+
+
+class TestSpace:
+    """What was never among the fastest is not proposed."""
+
+    def test_loops_are_flattened_where_a_cta_has_more_than_one_tile(self) -> None:
+        for problem in (linear(256, 4096, 4096), linear(2048, 4096, 4096)):
+            flat = [config for config in candidates(problem, H200) if config.flatten]
+            assert flat
+            assert all(config.tiles(problem) > H200.sms for config in flat)
+        gated = linear(2048, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
+        # Of two products the loop would not be pipelined as one.
+        flat = [config for config in candidates(gated, H200) if config.flatten]
+        assert flat
+        assert all(config.joins(gated) for config in flat)
+        in_rows = replace(gated, b=Operand.of("bfloat16", (4096, 28672), (28672, 1)))
+        assert not any(config.flatten for config in candidates(in_rows, H200))
+
+    def test_warps_have_columns_of_both_matmuls(self) -> None:
+        gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
+        for config in candidates(gated, H200):
+            if not warpgroup_mma(gated, config, H200) and config.template == "splitk":
+                assert config.block_n >= 16 * config.num_warps or config.swap_ab
+
+    def test_elements_loaded_one_by_one_leave_registers_for_them(self) -> None:
+        config = GemmConfig("cp_async", 128, 128, 64, 4, 4)
+        assert legal(linear(4096, 4096, 4096), config, H200)
+        assert not legal(linear(4096, 4096, 4095), config, H200)
+        assert legal(linear(4096, 4096, 4095), replace(config, num_warps=8), H200)
+
+    def test_scalar_loads_fit_registers_without_a_pipeline(self) -> None:
+        odd = linear(16, 4096, 4095)
+        config = GemmConfig("splitk", 16, 64, 256, 2, 4)
+        assert (config.gathered(odd), config.gathered(linear(16, 4096, 4096))) == (160, 0)
+        assert legal(odd, config, H200)
+        assert not legal(odd, replace(config, num_warps=2), H200)
+        assert legal(linear(16, 4096, 4096), replace(config, num_warps=2), H200)
+        assert config.shared_memory(odd) == replace(config, num_stages=4).shared_memory(odd)
+        alone = [
+            candidate for candidate in candidates(odd, H200) if candidate.align_operands is None
+        ]
+        assert {item.num_stages for item in alone} == {2}
+
+    def test_gate_and_up_need_the_rows_of_wgmma_each(self) -> None:
+        gated = linear(16, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
+        config = GemmConfig("persistent_tma", 16, 64, 64, 4, 4, swap_ab=True, tma=True)
+        assert legal(linear(16, 28672, 4096), config, H200)
+        assert not legal(gated, config, H200)
+        assert legal(gated, replace(config, block_n=128), H200)
