@@ -1,8 +1,9 @@
-"""The README's code runs as written, its numbers are those of the committed results, and the files
-that pages name exist."""
+"""The code of the README and of docs/user/start.md runs as written, docs/user/errors.md has every
+error, and the files that pages name exist."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 from benchmarks.harness import results
+from inductor_ext import exc
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -20,6 +22,7 @@ PAGES = [
     "benchmarks/README.md",
     *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
 ]
+START = (ROOT / "docs" / "user" / "start.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -30,6 +33,44 @@ def test_code_runs(code: str, tmp_path: pathlib.Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_getting_started_runs(tmp_path: pathlib.Path) -> None:
+    """Blocks of Python are files, named in their first line; blocks of bash are commands."""
+    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    output = ""
+    blocks = re.findall(r"```(python|bash|text)\n(.*?)```", START, flags=re.DOTALL)
+    assert [kind for kind, _ in blocks].count("bash") == 5
+    for kind, text in blocks:
+        if kind == "python":
+            first, _, _ = text.partition("\n")
+            (tmp_path / first.removeprefix("# ")).write_text(text)
+        elif kind == "bash":
+            done = subprocess.run(
+                ["bash", "-ec", text],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr
+            output = done.stdout
+        else:
+            assert output == text
+
+
+def test_every_error_is_described_once() -> None:
+    page = (ROOT / "docs" / "user" / "errors.md").read_text()
+    described = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    classes = {
+        name
+        for name, value in vars(exc).items()
+        if isinstance(value, type) and issubclass(value, exc.InductorExtError)
+    }
+    assert set(exc.__all__) == classes
+    assert sorted(described) == sorted(classes - {"InductorExtError"})
 
 
 def test_table_is_that_of_the_committed_result() -> None:
