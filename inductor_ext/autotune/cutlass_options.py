@@ -28,7 +28,7 @@ from inductor_ext.templates.tensors import ceiling
 from inductor_ext.templates.versions import template_version
 
 _BUILDS = 2
-"""Default number of kernels built per GEMM; each build takes a minute."""
+"""Default number of kernels built per GEMM; a build takes half a minute."""
 
 _OPERATORS = {
     "mm": "mm",
