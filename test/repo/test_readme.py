@@ -86,6 +86,28 @@ def test_links_lead_somewhere(page: str) -> None:
     assert [link for link in local if not (file.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_links_into_pages_name_a_heading(page: str) -> None:
+    file = ROOT / page
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", file.read_text())
+    missing = [f"{name}#{anchor}" for name, anchor in links if anchor not in _anchors(file, name)]
+    assert missing == []
+
+
+def _anchors(page: pathlib.Path, name: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    text = (page.parent / name if name else page).read_text()
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    listed = {(ROOT / "docs" / link).resolve() for link in re.findall(r"\]\(([^)#]+)\)", index)}
+    pages = {(ROOT / page).resolve() for page in PAGES} - {ROOT / "README.md"}
+    assert pages - listed == {ROOT / "docs" / "index.md"}
+
+
 def test_files_of_the_architecture_exist() -> None:
     package = ROOT / "inductor_ext"
     named = re.findall(r"`([\w/]+\.py|[\w/]+/)`", (ROOT / "docs" / "architecture.md").read_text())
