@@ -1,7 +1,7 @@
 """Cost model and candidates of CUTLASS kernels: which are worth building for a problem.
 
-A build takes a minute, so only two kernels are built by default (`rank`), and the model has to pick
-the right ones. It shares its constants and terms with the Triton templates'
+A build takes half a minute, so only two kernels are built by default (`rank`), and the model has to
+pick the right ones. It shares its constants and terms with the Triton templates'
 (`templates.triton.cost_model`). sm_80 kernels are predicted like the Triton template of the same
 family. For sm_90 kernels the terms are combined differently: the CTAs of a cluster share loads,
 stream-K has no wave quantization, and pingpong overlaps one tile's epilogue with the other's MMAs.

@@ -5,7 +5,7 @@ A cached kernel needs no compiler, and is used whichever nvcc built it. Processe
 same kernel build it once, and `build_slots` limits the number of concurrent builds in all
 processes. A killed build leaves no entry; the store cleans up after it and enforces its size limit.
 A compile error is raised with the kernel's name and nvcc's message, and cached for that nvcc
-version and CUTLASS release, so that it does not cost a minute again. The settings
+version and CUTLASS release, so that it does not take the time again. The settings
 `artifact_cache_dir` and `artifact_cache_size` determine the store of a compile (`runtime.store`).
 
 The two halves of a source (`source`) are compiled in parallel, by one nvcc each, then linked to a
