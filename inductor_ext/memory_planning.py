@@ -63,13 +63,13 @@ def plan_wrapper(
         exc.MemoryBudgetError: the planned peak on a device is above `memory_budget`.
     """
     if inductor_config.test_configs.track_memory_lifecycle:
-        option = "test_configs.track_memory_lifecycle, which traces allocations"
+        option = "test_configs.track_memory_lifecycle is on"
         _warn_if_forced(settings, option)
         _warn_of_unchecked_budget(settings, option)
         stock(wrapper, is_inference)
         return
     if V.graph.fx_wrapper:
-        _warn_if_forced(settings, "fx_wrapper, which has no code for them")
+        _warn_if_forced(settings, "fx_wrapper is on")
     start = time.process_time()
     lines = wrapper.lines
     kind = plan_record.graph_kind(is_inference)
@@ -94,7 +94,8 @@ def plan_wrapper(
     record = planner.run(start)
     if settings.memory_budget is not None:
         if planner.memory.unknown_callee:
-            _warn_of_unchecked_budget(settings, f"a call of {planner.memory.unknown_callee}")
+            callee = planner.memory.unknown_callee
+            _warn_of_unchecked_budget(settings, f"it calls {callee}, whose memory use is unknown")
         _check_budget(record, settings)
     events.emit(record, event_log=settings.event_log)
 
@@ -111,7 +112,7 @@ def _why_unplannable(lines: Sequence[Any], settings: Settings) -> str:
     cls, why = match
     if not why:
         return known_ir.warn_unknown(cls, "memory plan")
-    reason = f"{cls.__name__}: {why}"
+    reason = f"its generated code contains a {cls.__name__} ({why})"
     _warn_if_forced(settings, reason)
     return reason
 
@@ -121,7 +122,7 @@ def _warn_of_unchecked_budget(settings: Settings, cause: str) -> None:
     if settings.memory_budget is not None:
         events.warn_once(
             f"budget:{cause}",
-            f"memory_budget is not checked for a graph whose peak is unknown: {cause}",
+            f"memory_budget is not checked for a graph whose peak is unknown, because {cause}",
         )
 
 
@@ -129,7 +130,9 @@ def _warn_if_forced(settings: Settings, cause: str) -> None:
     """Warn once that arenas were requested where none can be made."""
     if _is_forced(settings):
         events.warn_once(
-            f"arenas:{cause}", f"arenas were requested, but they are not supported with {cause}"
+            f"arenas:{cause}",
+            "a graph gets no arenas, although memory_planning or memory_arenas='always' requests "
+            f"them, because {cause}",
         )
 
 
@@ -207,12 +210,7 @@ class _Planner:
         applied: placement_policy.Decision | None = decision
         if self.force or not self.reuse or better:
             self.wrapper.lines, variables = write_plan(
-                self.wrapper,
-                self.lines,
-                memory,
-                decision,
-                debug=self.settings.memory_debug,
-                replan=self.settings.memory_replan,
+                self.wrapper, self.lines, memory, decision, self.settings
             )
             strategy = "arenas" if decision.arenas else "reuse" if decision.reused_from else "plain"
             rows = tuple(map(plan_record.arena_row, variables, decision.arenas))

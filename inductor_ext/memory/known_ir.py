@@ -68,11 +68,11 @@ def _refuse(why: str) -> Line:
     return Line(LineUse.REFUSE, why)
 
 
-_ABSTRACT = "an abstract class: no line is of it"
-_DEVICE = "a `with` of Python does not end the life of names; in C++ the guard is of the function"
+_ABSTRACT = "an abstract class, which has no instances"
+_DEVICE = "it frees nothing: names outlive a Python `with`; a C++ guard spans the function"
 _CHECK = "checks a size, stride or divisor, and stops the call if it is wrong"
-_INDUCTOR_POOL = "Inductor's own planner makes it, after the lines are read"
-_NEVER_READ = "made from the plan, after the lines are read"
+_INDUCTOR_POOL = "Inductor's own memory planner has run already"
+_NEVER_READ = "the extension has planned the code already"
 
 LINES: Mapping[str, Line] = {
     # Buffers.
@@ -89,11 +89,13 @@ LINES: Mapping[str, Line] = {
     "KernelDefinitionLine": _pass("text of a kernel, outside the function"),
     "ExternKernelAllocLine": _read("a kernel that allocates its outputs; it may need scratch"),
     "ExternKernelOutLine": _read("a kernel that writes into a buffer; it may need scratch"),
-    "ExternKernelMultiOutLine": _read("the same for several outputs; its scratch is unknown"),
+    "ExternKernelMultiOutLine": _read(
+        "a kernel that writes into several buffers; its scratch is unknown"
+    ),
     "IndexPutFallbackLine": _read("an operator; its scratch is unknown"),
     "ScatterFallbackLine": _read("an operator; its scratch is unknown"),
     "MultiOutputLine": _read("a variable for one of the outputs that a kernel allocated"),
-    "DualWrapperCodeLine": _refuse("text of two passes at once, whose allocations are not lines"),
+    "DualWrapperCodeLine": _refuse("its text may allocate"),
     # Scopes and contexts.
     "EnterSubgraphLine": _read("an inlined subgraph begins"),
     "ExitSubgraphLine": _read("an inlined subgraph ends"),
@@ -107,9 +109,11 @@ LINES: Mapping[str, Line] = {
     "ExitCudaMemPoolContextLine": _read("the pool context ends"),
     "EnterKernelProfileScopeLine": Line(
         LineUse.REFUSE_IN_CPP,
-        "a C++ block for the profiler: an arena that is declared inside ends with it",
+        "a C++ block of the profiler, at whose end an arena declared inside would be freed",
     ),
-    "ExitKernelProfileScopeLine": Line(LineUse.REFUSE_IN_CPP, "the end of such a block"),
+    "ExitKernelProfileScopeLine": Line(
+        LineUse.REFUSE_IN_CPP, "the end of a C++ block of the profiler"
+    ),
     # Control flow of the FX wrapper, where there are no arenas. The called subgraphs are not read.
     "ConditionalLine": _read("a call of subgraphs; their memory use is unknown"),
     "SwitchLine": _read("a call of subgraphs; their memory use is unknown"),

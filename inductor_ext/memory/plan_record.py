@@ -19,22 +19,41 @@ from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedS
 from inductor_ext.memory.wrapper_reader import WrapperMemory
 
 
-def _module_path(node: Any) -> str:
-    """Return the path of the module that a buffer was made in: the deepest one of its origins."""
-    paths = [events.module_path(origin.meta) for origin in getattr(node, "origins", None) or ()]
-    # A kernel writes the result of its last operator.
-    return max(paths, key=lambda path: (path.count("."), path), default="")
+def graph_kind(is_inference: bool) -> str:
+    """Return the kind of the current graph, as in `MemoryPlanRecord`."""
+    if V.graph.aot_mode:
+        return "aot"
+    if V.graph.is_backward:
+        return "backward"
+    return "inference" if is_inference else "forward"
 
 
-def _operator_names(node: Any) -> str:
-    names = {
-        getattr(target, "__name__", str(target)).split(".")[0]
-        for origin in getattr(node, "origins", None) or ()
-        if origin.op == "call_function"
-        for target in (origin.target,)
-    }
-    return ", ".join(sorted(names)) or (
-        "" if isinstance(node, ir.InputBuffer) else type(node).__name__
+def make_record(wrapper: Any, kind: str, start: float, **fields: Any) -> MemoryPlanRecord:
+    """Return the record of a wrapper's function.
+
+    Args:
+        wrapper: the wrapper.
+        kind: as returned by `graph_kind`.
+        start: `time.process_time()` when planning began.
+        fields: the other fields of the record.
+    """
+    return MemoryPlanRecord(
+        graph=wrapper.launcher_fn_name,
+        kind=kind,
+        cache_key=None,
+        peak_reordered_from=reorder_kernels.peak_before_reorder(V.graph),
+        seconds=round(time.process_time() - start, 4),
+        **fields,
+    )
+
+
+def unplanned_record(wrapper: Any, kind: str, start: float, reason: str) -> MemoryPlanRecord:
+    """Return the record of a function that gets Inductor's plan without being read."""
+    sizes = dict.fromkeys(
+        ("peak_before", "peak", "lower_bound", "steps", "calls_before", "calls"), 0
+    )
+    return make_record(
+        wrapper, kind, start, strategy="stock", arenas=(), storages=(), reason=reason, **sizes
     )
 
 
@@ -81,44 +100,6 @@ def storage_rows(
     return tuple(rows)
 
 
-def graph_kind(is_inference: bool) -> str:
-    """Return the kind of the current graph, as in `MemoryPlanRecord`."""
-    if V.graph.aot_mode:
-        return "aot"
-    if V.graph.is_backward:
-        return "backward"
-    return "inference" if is_inference else "forward"
-
-
-def make_record(wrapper: Any, kind: str, start: float, **fields: Any) -> MemoryPlanRecord:
-    """Return the record of a wrapper's function.
-
-    Args:
-        wrapper: the wrapper.
-        kind: as returned by `graph_kind`.
-        start: `time.process_time()` when planning began.
-        fields: the other fields of the record.
-    """
-    return MemoryPlanRecord(
-        graph=wrapper.launcher_fn_name,
-        kind=kind,
-        cache_key=None,
-        peak_reordered_from=reorder_kernels.peak_before_reorder(V.graph),
-        seconds=round(time.process_time() - start, 4),
-        **fields,
-    )
-
-
-def unplanned_record(wrapper: Any, kind: str, start: float, reason: str) -> MemoryPlanRecord:
-    """Return the record of a function that gets Inductor's plan without being read."""
-    sizes = dict.fromkeys(
-        ("peak_before", "peak", "lower_bound", "steps", "calls_before", "calls"), 0
-    )
-    return make_record(
-        wrapper, kind, start, strategy="stock", arenas=(), storages=(), reason=reason, **sizes
-    )
-
-
 def arena_row(variable: ArenaVariable, arena: Arena) -> PlannedArena:
     """Return an arena for the record."""
     return PlannedArena(
@@ -130,3 +111,22 @@ def arena_row(variable: ArenaVariable, arena: Arena) -> PlannedArena:
         end=arena.end,
         size=str(arena.size),
     )
+
+
+def _operator_names(node: Any) -> str:
+    names = {
+        getattr(target, "__name__", str(target)).split(".")[0]
+        for origin in getattr(node, "origins", None) or ()
+        if origin.op == "call_function"
+        for target in (origin.target,)
+    }
+    return ", ".join(sorted(names)) or (
+        "" if isinstance(node, ir.InputBuffer) else type(node).__name__
+    )
+
+
+def _module_path(node: Any) -> str:
+    """Return the path of the module that a buffer was made in: the deepest one of its origins."""
+    paths = [events.module_path(origin.meta) for origin in getattr(node, "origins", None) or ()]
+    # A kernel writes the result of its last operator.
+    return max(paths, key=lambda path: (path.count("."), path), default="")

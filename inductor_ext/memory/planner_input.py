@@ -26,64 +26,6 @@ from inductor_ext.memory.planner.symbolic.stacking import scaled_samples
 from inductor_ext.memory.wrapper_reader import ALIGNMENT, Storage, WrapperMemory
 
 
-def _stream(scheduler: Any, name: str) -> int:
-    find = getattr(scheduler, "get_buf_stream", None)
-    return find(name) if find is not None else 0
-
-
-def _is_comm(node: Any) -> bool:
-    return isinstance(getattr(node, "layout", None), ir.CommBufferLayout)
-
-
-def round_up_expression(expression: Any, alignment: int) -> Any:
-    """Round `expression` up to a multiple of `alignment` in terms that Inductor can print."""
-    if alignment == 64:
-        return align64(expression)
-    return alignment * FloorDiv(expression + alignment - 1, alignment)
-
-
-def find_first_uses(storages: Iterable[Storage]) -> dict[Any, int]:
-    """Map an unbacked symbol to the first step at which a size uses it: it is known from there."""
-    first: dict[Any, int] = {}
-    for storage in storages:
-        for symbol in unbacked_symbols(storage.bytes):
-            first[symbol] = min(first.get(symbol, storage.start), storage.start)
-    return first
-
-
-_MAX_SAMPLES = 9
-"""Number of values of the size symbols, including the hint, at which a plan must not need more
-memory than separate allocations."""
-
-
-def list_samples(storages: Sequence[Storage]) -> list[dict[Any, int]]:
-    """Return the samples other than the hint at which all storages have a valid size."""
-    symbols: dict[Any, int] = {}
-    for storage in storages:
-        if isinstance(storage.bytes, sympy.Expr):
-            for symbol in sorted(storage.bytes.free_symbols, key=str):
-                symbols.setdefault(symbol, max(size_hint(symbol), 1))
-    if not symbols:
-        return []
-    program = ExpressionEvaluator([storage.bytes for storage in storages])
-
-    def has_sizes(sample: Mapping[Any, int]) -> bool:
-        try:
-            return min(program(sample)) >= 0
-        except ValueError:
-            # For example `x.view(n // 2, 2, -1)` divides by zero if n is 1.
-            return False
-
-    return [sample for sample in scaled_samples(symbols)[1:_MAX_SAMPLES] if has_sizes(sample)]
-
-
-def unbacked_symbols(expression: Any) -> set[Any]:
-    """Return the symbols of a size whose values are known only at run time."""
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
-    return set(free_unbacked_symbols(expression)) if isinstance(expression, sympy.Expr) else set()
-
-
 def to_live_ranges(
     memory: WrapperMemory,
     *,
@@ -199,3 +141,61 @@ def max_live_bytes(
         total = (a + b for a, b in zip(live_bytes, profiles[assumption], strict=True))
         peaks[device] = max(total, default=0)
     return peaks
+
+
+def find_first_uses(storages: Iterable[Storage]) -> dict[Any, int]:
+    """Map an unbacked symbol to the first step at which a size uses it: it is known from there."""
+    first: dict[Any, int] = {}
+    for storage in storages:
+        for symbol in unbacked_symbols(storage.bytes):
+            first[symbol] = min(first.get(symbol, storage.start), storage.start)
+    return first
+
+
+_MAX_SAMPLES = 9
+"""Number of values of the size symbols, including the hint, at which a plan must not need more
+memory than separate allocations."""
+
+
+def list_samples(storages: Sequence[Storage]) -> list[dict[Any, int]]:
+    """Return the samples other than the hint at which all storages have a valid size."""
+    symbols: dict[Any, int] = {}
+    for storage in storages:
+        if isinstance(storage.bytes, sympy.Expr):
+            for symbol in sorted(storage.bytes.free_symbols, key=str):
+                symbols.setdefault(symbol, max(size_hint(symbol), 1))
+    if not symbols:
+        return []
+    program = ExpressionEvaluator([storage.bytes for storage in storages])
+
+    def has_sizes(sample: Mapping[Any, int]) -> bool:
+        try:
+            return min(program(sample)) >= 0
+        except ValueError:
+            # For example `x.view(n // 2, 2, -1)` divides by zero if n is 1.
+            return False
+
+    return [sample for sample in scaled_samples(symbols)[1:_MAX_SAMPLES] if has_sizes(sample)]
+
+
+def unbacked_symbols(expression: Any) -> set[Any]:
+    """Return the symbols of a size whose values are known only at run time."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return set(free_unbacked_symbols(expression)) if isinstance(expression, sympy.Expr) else set()
+
+
+def round_up_expression(expression: Any, alignment: int) -> Any:
+    """Round `expression` up to a multiple of `alignment` in terms that Inductor can print."""
+    if alignment == 64:
+        return align64(expression)
+    return alignment * FloorDiv(expression + alignment - 1, alignment)
+
+
+def _stream(scheduler: Any, name: str) -> int:
+    find = getattr(scheduler, "get_buf_stream", None)
+    return find(name) if find is not None else 0
+
+
+def _is_comm(node: Any) -> bool:
+    return isinstance(getattr(node, "layout", None), ir.CommBufferLayout)

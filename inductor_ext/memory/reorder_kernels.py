@@ -107,12 +107,16 @@ def _improve(
     order: list[BaseSchedulerNode], graph_outputs: Collection[str], scheduler: Scheduler
 ) -> tuple[Reordering, list[BaseSchedulerNode]]:
     same = Reordering(0, 0, 0, len(order), moved=False, seconds=0.0, why="")
+
+    def keep_order(why: str) -> tuple[Reordering, list[BaseSchedulerNode]]:
+        return dataclasses.replace(same, why=why), order
+
     why = _why_keep_order(order, scheduler)
     if why:
-        return dataclasses.replace(same, why=why), order
+        return keep_order(why)
     graph = SchedulerGraph(order, graph_outputs, scheduler)
     if not graph.matches_estimate():
-        return dataclasses.replace(same, why="Inductor's estimate counts memory differently"), order
+        return keep_order("Inductor's estimate of live bytes differs from the extension's")
     start = range(len(order))
     problem = graph.generated_problem()
     with_workspaces = graph.add_workspaces(problem)
@@ -122,17 +126,17 @@ def _improve(
         before, bound = ordering.peak_before, ordering.lower_bound
         same = dataclasses.replace(same, peak_before=before, peak=before, lower_bound=bound)
         if before <= bound:
-            return dataclasses.replace(same, why="no order has a lower peak"), order
+            return keep_order("no order has a lower peak")
         steps = ordering.order
         if profile(with_workspaces, steps).peak > ceiling:
             steps = find_order(with_workspaces, start).order
     except exc.OrderError:
-        return dataclasses.replace(same, why="Inductor's order breaks a dependency"), order
+        return keep_order("Inductor's order violates a dependency")
     peak = profile(problem, steps).peak
     if peak > before * (1 - THRESHOLD):
-        return dataclasses.replace(same, why="the search found no better order"), order
+        return keep_order("the search found no order with a clearly lower peak")
     if graph.count_launches(steps) > graph.count_launches(start):
-        return dataclasses.replace(same, why="more kernels would be launched"), order
+        return keep_order("the better order launches more kernels")
     return dataclasses.replace(same, peak=peak, moved=True), [order[step] for step in steps]
 
 
@@ -154,7 +158,7 @@ def _why_keep_order(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) ->
     if len({device for node in order if (device := node.get_device()) is not None}) > 1:
         return "the graph uses several devices"
     if any(map(_may_use_im2col, order)):
-        return "the backward of a convolution on CPU needs an unknown workspace"
+        return "the graph has the backward of a convolution on CPU, whose workspace is unknown"
     return ""
 
 

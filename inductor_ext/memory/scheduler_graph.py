@@ -13,38 +13,6 @@ from inductor_ext.memory.planner.kernel_order import Buffer, OrderProblem, profi
 if TYPE_CHECKING:
     from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 
-_PURE_NAMESPACES = frozenset(
-    {"aten", "prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized"}
-)
-"""Namespaces of operators whose schemas declare all their effects."""
-
-
-def _keeps_relative_order(node: BaseSchedulerNode) -> bool:
-    """Whether a node depends on what has run before it, beyond what it reads."""
-    import torch
-    from torch._inductor import ir
-
-    if node.has_side_effects():
-        return True
-    for leaf in node.get_nodes():
-        operation: Any = leaf.node
-        if not isinstance(operation, ir.ExternKernel):
-            continue
-        if known_ir.has_order_dependence(operation):
-            return True
-        overload = getattr(operation, "op_overload", None)
-        if isinstance(overload, torch._ops.OpOverload):
-            if torch.Tag.nondeterministic_seeded in overload.tags:
-                return True
-            # Not only for fallbacks: torch 2.13 calls the out variant of a custom op that has one.
-            if overload.namespace not in _PURE_NAMESPACES:
-                return True
-        elif isinstance(operation, ir.FallbackKernel) and overload is not None:
-            return True  # a higher-order operator
-        if operation.get_unbacked_symbol_defs():
-            return True
-    return False
-
 
 class SchedulerGraph:
     """The scheduler's nodes as order problems: step i is node i of `order`."""
@@ -77,15 +45,8 @@ class SchedulerGraph:
         _, estimate = estimate_peak_memory(self._order, self._inputs, self._outputs)  # type: ignore[arg-type]
         loads = profile(self.inductor_problem, range(len(self._order))).loads
         # torch 2.11 subtracts the outputs at the start, so all its loads are lower by a constant.
-        return (
-            len(
-                {
-                    load - estimated_load
-                    for load, estimated_load in zip(loads, estimate, strict=False)
-                }
-            )
-            <= 1
-        )
+        differences = {load - estimated for load, estimated in zip(loads, estimate, strict=False)}
+        return len(differences) <= 1
 
     def count_launches(self, order: Iterable[int]) -> int:
         """Return the number of batches in `order` that have code."""
@@ -355,3 +316,36 @@ class SchedulerGraph:
                     ):
                         sources.setdefault(output.get_name(), []).append(dep.name)
         return sources
+
+
+_PURE_NAMESPACES = frozenset(
+    {"aten", "prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "quantized", "_quantized"}
+)
+"""Namespaces of operators whose schemas declare all their effects."""
+
+
+def _keeps_relative_order(node: BaseSchedulerNode) -> bool:
+    """Whether a node depends on what has run before it, beyond what it reads."""
+    import torch
+    from torch._inductor import ir
+
+    if node.has_side_effects():
+        return True
+    for leaf in node.get_nodes():
+        operation: Any = leaf.node
+        if not isinstance(operation, ir.ExternKernel):
+            continue
+        if known_ir.has_order_dependence(operation):
+            return True
+        overload = getattr(operation, "op_overload", None)
+        if isinstance(overload, torch._ops.OpOverload):
+            if torch.Tag.nondeterministic_seeded in overload.tags:
+                return True
+            # Not only for fallbacks: torch 2.13 calls the out variant of a custom op that has one.
+            if overload.namespace not in _PURE_NAMESPACES:
+                return True
+        elif isinstance(operation, ir.FallbackKernel) and overload is not None:
+            return True  # a higher-order operator
+        if operation.get_unbacked_symbol_defs():
+            return True
+    return False

@@ -28,6 +28,7 @@ from inductor_ext.memory.arena_lines import (
 from inductor_ext.memory.planner import arenas, placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena
 from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory
+from inductor_ext.settings import Settings
 
 _MIN_REPLAN_RATIO = 1.05
 """Ratio of arena size to lower bound, at the worst of the sampled sizes, above which the arena is
@@ -39,9 +40,7 @@ def write_plan(
     lines: Sequence[Any],
     memory: WrapperMemory,
     decision: placement_policy.Decision,
-    *,
-    debug: bool,
-    replan: bool,
+    settings: Settings,
 ) -> tuple[list[Any], list[ArenaVariable]]:
     """Return the lines with a plan applied, and the variables of its arenas.
 
@@ -50,15 +49,15 @@ def write_plan(
         lines: the lines that `memory` was read from. They are not modified.
         memory: the storages of the lines.
         decision: the plan; its indices are those of the storages.
-        debug: whether arenas are checked and poisoned.
-        replan: whether arenas may be planned at run time.
+        settings: memory_debug adds checks and poisoning of arenas; memory_replan allows arenas that
+            are planned at run time.
     """
-    writer = _Writer(wrapper, lines, memory, decision, debug, replan)
+    writer = _Writer(wrapper, lines, memory, decision, settings)
     return writer.result(), writer.variables
 
 
 class _Writer:
-    """Writes a plan into the lines that it was made from."""
+    """See `write_plan`."""
 
     def __init__(
         self,
@@ -66,15 +65,14 @@ class _Writer:
         lines: Sequence[Any],
         memory: WrapperMemory,
         decision: placement_policy.Decision,
-        debug: bool,
-        replan: bool,
+        settings: Settings,
     ) -> None:
         self.wrapper = wrapper
         self.storages = memory.storages
         self.removed = memory.removed
         self.decision = decision
-        self.debug = debug
-        self.replan = replan
+        self.debug = settings.memory_debug
+        self.replan = settings.memory_replan
         self.replaced: dict[int, list[Any]] = {}
         """Step -> the lines that replace its line."""
         self.added: dict[int, list[Any]] = {}

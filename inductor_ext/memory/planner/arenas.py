@@ -25,11 +25,7 @@ from inductor_ext import exc
 from inductor_ext.memory.planner import interval, solver
 from inductor_ext.memory.planner.arena_plan import Arena, Member, Request, verify_arenas
 from inductor_ext.memory.planner.interval import Interval
-from inductor_ext.memory.planner.symbolic.algebra import (
-    Algebra,
-    MakeAlign,
-    MakeMax,
-)
+from inductor_ext.memory.planner.symbolic.algebra import Algebra, MakeAlign, MakeMax
 from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from inductor_ext.memory.planner.symbolic.runtime_replanner import Replanner
 from inductor_ext.memory.planner.symbolic.stacking import choose_stacking, scaled_samples
