@@ -50,6 +50,8 @@ def emit_matmul(
         scales: of A and of each weight; only if `plan.applies_epilogue`.
         biases: one per weight; only if `plan.applies_epilogue`.
     """
+    from torch._inductor.lowering import lowerings
+
     plan, operands = _realign(plan, operands)
     problem, config = with_actual_layouts(plan, operands), launch_config(plan)
     if problem is None:
@@ -77,7 +79,7 @@ def emit_matmul(
     if choice is None:
         return None
     node = choice.output_node()
-    return node if bias is not None or alpha == 1 else _multiply(node, alpha)
+    return node if bias is not None or alpha == 1 else lowerings[aten.mul.Tensor](node, alpha)
 
 
 def as_contiguous(nodes: Sequence[Any]) -> list[Any]:
@@ -131,25 +133,14 @@ def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
 
 def _padded_strides(node: Any, operand: Operand) -> list[Any]:
     """Return the padded strides of a copy that has the alignment of a realigned operand."""
+    from torch.utils._sympy.functions import CeilDiv
+
     *batch, rows, columns = node.get_size()
     by_column = operand.layout == "column"
     inner, outer = (rows, columns) if by_column else (columns, rows)
-    leading = _round_up(inner, operand.alignment)
+    leading = CeilDiv(inner, operand.alignment) * operand.alignment
     matrix = [1, leading] if by_column else [leading, 1]
     return [*(leading * outer if operand.batch_stride else 0 for _ in batch), *matrix]
-
-
-def _round_up(size: Any, unit: int) -> Any:
-    """Return `size` rounded up to a multiple of `unit`."""
-    from torch.utils._sympy.functions import CeilDiv
-
-    return CeilDiv(size, unit) * unit
-
-
-def _multiply(node: Any, alpha: Any) -> Any:
-    from torch._inductor.lowering import lowerings
-
-    return lowerings[aten.mul.Tensor](node, alpha)
 
 
 def make_choice(problem: GemmProblem, config: GemmConfig, *args: Any, **kwargs: Any) -> Any:

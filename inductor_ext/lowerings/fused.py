@@ -20,7 +20,7 @@ from inductor_ext.lowerings.emit import (
     make_choice,
     with_actual_layouts,
 )
-from inductor_ext.lowerings.graph.fx_nodes import is_returned
+from inductor_ext.lowerings.graph.fx_nodes import is_returned, size_expr
 from inductor_ext.lowerings.node_info import CutlassArguments, FusedCall, Plan, plan_of
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.tensors import VECTOR_BYTES
@@ -211,7 +211,7 @@ def with_row_maxima(*inputs: Any) -> Any:
     with inductor_config.patch(split_reductions=False):
         maxima = to_dtype(lowerings[aten.amax.default](tiles, [0]), values[1].dtype)
     return tuple(
-        lowerings[aten.view.default](result, [_size(size) for size in value.shape])
+        lowerings[aten.view.default](result, [size_expr(size) for size in value.shape])
         for result, value in zip((output, maxima), values, strict=True)
     )
 
@@ -231,7 +231,7 @@ def cutlass(*arguments: Any) -> Any:
     from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.virtualized import V
 
-    from inductor_ext.lowerings.cutlass_call import add_launch as launch
+    from inductor_ext.lowerings import cutlass_call
 
     node = V.current_node
     plan = plan_of(node)
@@ -243,7 +243,8 @@ def cutlass(*arguments: Any) -> Any:
     # The kernel was selected for the strides in the metadata.
     a, b, *rest = (
         ExternKernel.require_exact_strides(
-            ExternKernel.realize_input(tensor), [_size(s) for s in argument.meta["val"].stride()]
+            ExternKernel.realize_input(tensor),
+            [size_expr(s) for s in argument.meta["val"].stride()],
         )
         for tensor, argument in zip(tensors, node.args, strict=False)
     )
@@ -254,20 +255,18 @@ def cutlass(*arguments: Any) -> Any:
         FixedLayout(
             a.get_device_or_error(),
             value.dtype,
-            [_size(size) for size in value.shape],
-            [_size(stride) for stride in value.stride()],
+            [size_expr(size) for size in value.shape],
+            [size_expr(stride) for stride in value.stride()],
         )
         for value in (values if isinstance(values, tuple) else (values,))
     ]
-    results = launch(config, info.epilogue, a, b, rest, layouts, scalars=scalars, ends=ends)
+    results = cutlass_call.add_launch(
+        config, info.epilogue, a, b, rest, layouts, scalars=scalars, ends=ends
+    )
     return results if isinstance(values, tuple) else results[0]
 
 
 cutlass._inductor_lowering_function = True  # type: ignore[attr-defined]
-
-
-def _size(size: Any) -> Any:
-    return size if isinstance(size, int) else size.node.expr
 
 
 def _plan_of_fused(call: Any) -> tuple[Plan, FusedCall]:

@@ -30,14 +30,14 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
     from torch._inductor.lowering import lowerings
     from torch._inductor.virtualized import V
 
-    sums, *others = graph.find_nodes(op="placeholder")
+    accumulator, *others = graph.find_nodes(op="placeholder")
     boxes: dict[fx.Node, Any] = dict(zip(others, inputs, strict=True))
     for inp in inputs:
         for name in inp.get_read_names():
             # Code generation bakes the strides in, so the layout must not change afterwards.
             V.graph.get_buffer(name).freeze_layout()
     steps: list[tuple[str, Callable[..., Any]]] = []
-    value = sums
+    value = accumulator
     for node in graph.nodes:
         if node.op == "output":
             (value,) = node.all_input_nodes
@@ -48,7 +48,7 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
                 fx.node.map_arg(item, boxes.__getitem__) for item in (node.args, node.kwargs)
             )
             steps.append((name, lowerings[node.target](*args, **kwargs).make_loader()))
-        if node is sums or node.op == "call_function":
+        if node is accumulator or node.op == "call_function":
             # Later nodes read this value as a buffer that exists only by name; `_handler` resolves
             # the load.
             layout_of = FixedLayout(layout.device, node.meta["dtype"], layout.size)
@@ -59,7 +59,7 @@ def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[A
         from torch._inductor.virtualized import OpsValue
 
         index = [sympy.Symbol(name, integer=True) for name in ("idx_m", "idx_n")]
-        values = {f"inductor_ext_{sums.name}": tile}
+        values = {f"inductor_ext_{accumulator.name}": tile}
         with V.set_ops_handler(_handler(values)):
             for name, load in steps:
                 loaded = load(index)

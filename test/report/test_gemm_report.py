@@ -166,7 +166,7 @@ def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -
             decided(None, stock=9.0, ours=8.9),
             "the best candidate saves 0.1 us over Inductor (default), within noise",
         ),
-        (decided(None, stock=9.0, ours=None), "all 1 candidates were dropped"),
+        (decided(None, stock=9.0, ours=None), "all 1 candidates failed"),
         (decided(None, stock=9.0), "there are no candidates"),
         (decided(CONFIG, "forced"), "forced by the caller"),
         (

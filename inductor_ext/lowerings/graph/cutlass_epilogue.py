@@ -21,9 +21,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from inductor_ext.lowerings.graph.fusion import Fusion, View, ViewedNode
-from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
+from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view, size_expr
 from inductor_ext.lowerings.graph.matmul_nodes import (
-    Hints,
     NotCovered,
     call_arguments,
     concrete_sizes,
@@ -70,31 +69,27 @@ class GraphEpilogue:
 
 
 def read_epilogue(
-    nodes: Sequence[fx.Node],
-    outputs: Sequence[fx.Node] = (),
-    hints: Hints | None = None,
-    fusion: Fusion | None = None,
+    nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], fusion: Fusion | None = None
 ) -> GraphEpilogue:
     """Return the epilogue of a matmul and the pointwise nodes after it.
 
     Args:
         nodes: a matmul and the pointwise nodes after it, in graph order.
-        outputs: the nodes whose tensors are stored, in any order; by default the last node. The
-            output with the longest computation becomes the first, so that equal epilogues are equal
-            however nodes are ordered.
-        hints: as in `matmul_nodes.problem_of`.
+        outputs: the nodes whose tensors are stored, in any order. The output with the longest
+            computation becomes the first, so that equal epilogues are equal however nodes are
+            ordered.
         fusion: the fusion whose output the first node is, if B is dequantized.
 
     Raises:
         NotExpressible: a kernel cannot compute it.
     """
     try:
-        epilogue = _EpilogueReader(nodes, outputs or nodes[-1:], hints, fusion).read()
+        epilogue = _EpilogueReader(nodes, outputs, fusion).read()
         if len(epilogue.outputs) == 1:
             return epilogue
         stored = zip(epilogue.outputs, epilogue.epilogue.outputs, strict=True)
         order = {node: _rank(dtype, value, epilogue.epilogue) for node, (dtype, value) in stored}
-        return _EpilogueReader(nodes, sorted(order, key=order.__getitem__), hints, fusion).read()
+        return _EpilogueReader(nodes, sorted(order, key=order.__getitem__), fusion).read()
     except NotCovered as reason:
         raise NotExpressible(str(reason)) from None
 
@@ -115,16 +110,11 @@ class _EpilogueReader:
     """Reader of the values of a region, each once."""
 
     def __init__(
-        self,
-        nodes: Sequence[fx.Node],
-        outputs: Sequence[fx.Node],
-        hints: Hints | None,
-        fusion: Fusion | None,
+        self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node], fusion: Fusion | None
     ) -> None:
         self.matmul = nodes[0]
         self.region = frozenset(nodes)
         self.outputs = outputs
-        self.hints = hints
         self.fusion = fusion
         self.values: dict[fx.Node, Node] = {}
         self.inputs: dict[fx.Node, Tensor] = {}
@@ -134,10 +124,10 @@ class _EpilogueReader:
     def read(self) -> GraphEpilogue:
         values = [(dtype_of(value_of(output)), self.value(output)) for output in self.outputs]
         if len(set(values)) < len(values):
-            raise NotExpressible("the same is stored twice")
+            raise NotExpressible("two outputs have the same value")
         epilogue = Epilogue(tuple(values), tuple(self.inputs.values()), packed=self._packed())
         if len(values) > 1:
-            columns = concrete_sizes(value_of(self.matmul).shape, self.hints)[-1]
+            columns = concrete_sizes(value_of(self.matmul).shape)[-1]
             epilogue = replace(epilogue, alignment=math.gcd(columns, 16))
         inputs, scalars = tuple(self.inputs), tuple(self.scalars)
         return GraphEpilogue(epilogue, inputs, scalars, self.views, tuple(self.outputs))
@@ -201,6 +191,10 @@ class _EpilogueReader:
         """Return a constant, or a parameter if the number is, or may come from, a size."""
         if isinstance(number, (int, float)) and not _may_come_from_size(float(number)):
             return constant(number)
+        return self._parameter(number)
+
+    def _parameter(self, number: Any) -> Node:
+        """Return the launch parameter with a value; `number` is a number or a node."""
         key = float(number) if isinstance(number, (int, float)) else number
         return cutlass.parameter(self.scalars.setdefault(key, len(self.scalars)))
 
@@ -236,7 +230,7 @@ class _EpilogueReader:
         problem, operands = fusion.problem, fusion.operands
         dequant = problem.dequant
         if dequant is None or problem.norm is not None or dequant.zero_points:
-            raise NotExpressible("zero points, or rows that are normalised")
+            raise NotExpressible("zero points, or a norm of A")
         value = ACCUMULATOR
         for scale in operands.scales:
             if dequant.scales == "group":
@@ -263,8 +257,8 @@ class _EpilogueReader:
         self, value: torch.Tensor, output: torch.Tensor
     ) -> Literal["matrix", "row", "column", "scalar"]:
         """Return how a tensor is broadcast to the matmul output."""
-        sizes, shape = (concrete_sizes(tensor.shape, self.hints) for tensor in (value, output))
-        strides = concrete_sizes(value.stride(), self.hints)
+        sizes, shape = (concrete_sizes(tensor.shape) for tensor in (value, output))
+        strides = concrete_sizes(value.stride())
         sizes = tuple(
             1 if stride == 0 else size for size, stride in zip(sizes, strides, strict=True)
         )
@@ -291,7 +285,7 @@ class _EpilogueReader:
 
     def _require_rows(self, value: torch.Tensor, batched: bool) -> None:
         """Require a matrix with contiguous rows and one stride between rows."""
-        strides = concrete_sizes(value.stride(), self.hints)
+        strides = concrete_sizes(value.stride())
         plain = value.dim() <= (3 if batched else 2)
         if strides[-1] != 1 or not (plain or value.is_contiguous()):
             raise NotExpressible(f"a matrix with the strides {list(strides)}")
@@ -299,7 +293,7 @@ class _EpilogueReader:
     def _is_contiguous_column(self, value: torch.Tensor, batched: bool) -> bool:
         """Whether the elements of a column are contiguous."""
         if batched:
-            return concrete_sizes(value.stride(), self.hints)[-2] == 1
+            return concrete_sizes(value.stride())[-2] == 1
         return bool(value.is_contiguous())
 
     def _alignment(self, value: torch.Tensor, kind: str) -> int:
@@ -307,9 +301,9 @@ class _EpilogueReader:
             return 1
         layout = types.SimpleNamespace(
             dtype=value.dtype,
-            size=[_expression(size) for size in value.shape],
-            stride=[_expression(size) for size in value.stride()],
-            offset=_expression(value.storage_offset()),
+            size=[size_expr(size) for size in value.shape],
+            stride=[size_expr(stride) for stride in value.stride()],
+            offset=size_expr(value.storage_offset()),
         )
         return of_layout(layout)
 
@@ -327,11 +321,11 @@ class _EpilogueReader:
         if node.target is aten._grouped_mm.default and args["bias"] is None:
             return ACCUMULATOR
         if node.target in (aten.addmm.default, aten.baddbmm.default):
-            result = _multiply(ACCUMULATOR, self._parameter_unless_one(args["alpha"]))
+            result = self._scale(ACCUMULATOR, args["alpha"])
             if args["beta"] == 0:
                 return result
             bias = self.argument(args["self"], node)
-            return apply("add", result, _multiply(bias, self._parameter_unless_one(args["beta"])))
+            return apply("add", result, self._scale(bias, args["beta"]))
         if node.target is aten._scaled_mm.default and args["scale_result"] is None:
             result = ACCUMULATOR
             for name in ("scale_a", "scale_b"):
@@ -341,16 +335,9 @@ class _EpilogueReader:
             return apply("add", result, self.argument(args["bias"], node))
         raise NotExpressible(f"{node.target} is not a matmul that CUTLASS kernels support")
 
-    def _parameter_unless_one(self, number: Any) -> Node | None:
-        """Return a launch parameter for alpha or beta; None if it is 1."""
-        if number == 1:
-            return None
-        key = float(number) if isinstance(number, (int, float)) else number
-        return cutlass.parameter(self.scalars.setdefault(key, len(self.scalars)))
-
-
-def _multiply(value: Node, by: Node | None) -> Node:
-    return value if by is None else apply("mul", value, by)
+    def _scale(self, value: Node, factor: Any) -> Node:
+        """Multiply a value by alpha or beta, which is a launch parameter unless it is 1."""
+        return value if factor == 1 else apply("mul", value, self._parameter(factor))
 
 
 def _commutative(name: str) -> Callable[[Node, Node], Node]:
@@ -361,10 +348,6 @@ def _commutative(name: str) -> Callable[[Node, Node], Node]:
         return apply(name, b, a) if a.operation in first else apply(name, a, b)
 
     return function
-
-
-def _expression(size: Any) -> Any:
-    return size if isinstance(size, int) else size.node.expr
 
 
 def _may_come_from_size(number: float) -> bool:
@@ -392,7 +375,7 @@ def _operators() -> Mapping[Any, Callable[..., Node]]:
         combined = _commutative(name) if name == "add" else functools.partial(apply, name)
 
         def function(a: Node, b: Node, *, alpha: Node | None = None) -> Node:
-            return combined(a, _multiply(b, None if alpha == constant(1) else alpha))
+            return combined(a, b if alpha in (None, constant(1)) else apply("mul", b, alpha))
 
         return function
 

@@ -212,7 +212,8 @@ class DequantReader:
             source = through_view(node, dims)
             if source is None and node.target is torch.ops.prims.convert_element_type.default:
                 require(
-                    dtype_name(node) in ("int16", "int32", "int64"), "numbers change in between"
+                    dtype_name(node) in ("int16", "int32", "int64"),
+                    "an integer conversion that may wrap",
                 )
                 source = node.args[0], dims
             names = {aten.bitwise_and.Scalar: "and", **dict.fromkeys(right, "right")}
@@ -275,8 +276,14 @@ class DequantReader:
         if self.zero is not None:
             group = group or problem.k
         for stored in filter(None, (self.scale, self.zero)):
-            require(not group or (self._group(stored) or problem.k) == group, "groups differ")
-            require(not group or "n" in stored.atoms() or problem.n == 1, "one zero for all")
+            require(
+                not group or (self._group(stored) or problem.k) == group,
+                "scales and zero points of different groups",
+            )
+            require(
+                not group or "n" in stored.atoms() or problem.n == 1,
+                "values that all columns share",
+            )
         kind = "group" if group else "column" if self.scale.atoms() else "tensor"
         return Dequant(
             kind,  # type: ignore[arg-type]
@@ -305,7 +312,7 @@ class DequantReader:
                 view = View(tuple(size for size in view.sizes if size > 1))
                 # The kernel assumes that they are contiguous.
                 value = view.of(value_of(stored.node))
-                require(value.is_contiguous(), "scales apart")
+                require(value.is_contiguous(), "scales that are not contiguous")
             return (ViewedNode(stored.node, view),)
 
         weight = ViewedNode(self.stored.node, self.stored.view())
@@ -344,7 +351,7 @@ def dtype_name(node: Any) -> str:
 
 
 def _is_quantized(node: Any) -> bool:
-    """Whether a factor of a multiplication is B and not its scale: it is computed from integers or
+    """Whether an operand of a multiplication is B and not its scale: computed from integers or
     float8.
     """
     import torch

@@ -104,7 +104,11 @@ def _planned_record(node: torch.fx.Node, plan: Plan) -> ProductRecord:
 def _unplanned_record(node: torch.fx.Node, settings: Settings) -> ProductRecord:
     why = why_unsupported(node) or (numerics.gemm_obstacle() if settings.gemm_templates else None)
     if why is None:
-        why = "it was added after planning" if settings.gemm_templates else "gemm_templates is off"
+        why = (
+            "it was added to the graph after the matmuls were planned"
+            if settings.gemm_templates
+            else "gemm_templates is off"
+        )
     value = node.meta.get("val")
     return ProductRecord(
         operator=_operator(node),
@@ -151,7 +155,7 @@ def decision_reason(decision: Decision) -> str:
     if decision.config is not None:
         selected = decision.microseconds(decision.config)
         if selected is None or stock is None:
-            return "it was the fastest"
+            return "it was the fastest candidate"
         return f"{selected:.1f} us, Inductor (default) {stock:.1f} us"
     others = [
         timing.microseconds
@@ -160,7 +164,7 @@ def decision_reason(decision: Decision) -> str:
     ]
     if not others:
         failed = sum(timing.failure is not None for timing in decision.timings)
-        return f"all {failed} candidates were dropped" if failed else "there are no candidates"
+        return f"all {failed} candidates failed" if failed else "there are no candidates"
     if stock is None or min(others) >= stock:
         return "Inductor (default) was the fastest"
     saved = stock - min(others)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from torch import fx
 
 
+SMALL_M = 64
+"""Up to this M a matmul is bound by reading B."""
+
+
 @dataclass(frozen=True)
 class View:
     """How a kernel views a tensor of the graph."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph.cleanup import clean_graph
 from inductor_ext.lowerings.graph.fusible_matmuls import FusibleMatmuls
-from inductor_ext.lowerings.graph.fusion import Fusion
+from inductor_ext.lowerings.graph.fusion import SMALL_M, Fusion
 from inductor_ext.lowerings.graph.match_gated import find_gated_fusions
 from inductor_ext.lowerings.graph.match_normed_input import add_norm
 from inductor_ext.lowerings.graph.match_shared_input import find_shared_input_fusions
@@ -28,9 +28,6 @@ from inductor_ext.settings import Settings
 
 if TYPE_CHECKING:
     from torch import fx
-
-SMALL_M = 64
-"""Up to this M a matmul is bound by reading B."""
 
 
 def find_fusions(

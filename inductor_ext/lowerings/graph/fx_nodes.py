@@ -76,7 +76,12 @@ def shape(node: fx.Node) -> tuple[Any, ...]:
     value: Any = node.meta.get("val")
     if not hasattr(value, "shape"):
         raise Unreadable
-    return tuple(size if isinstance(size, int) else size.node.expr for size in value.shape)
+    return tuple(map(size_expr, value.shape))
+
+
+def size_expr(size: Any) -> Any:
+    """Return a size, stride or offset as an int, or as a sympy expression if it is symbolic."""
+    return size if isinstance(size, int) else size.node.expr
 
 
 def flat(node: fx.Node) -> tuple[Any, Any]:
@@ -94,11 +99,8 @@ def is_contiguous(node: fx.Node) -> bool:
     """Whether a node's tensor is contiguous for all values of its symbolic sizes."""
     expected = sympy.Integer(1)
     sizes = shape(node)
-    strides = [
-        stride if isinstance(stride, int) else stride.node.expr
-        for stride in node.meta["val"].stride()
-    ]
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+    strides = map(size_expr, reversed(node.meta["val"].stride()))
+    for size, stride in zip(reversed(sizes), strides, strict=True):
         if size != 1 and sympy.expand(stride - expected) != 0:
             return False
         expected *= size

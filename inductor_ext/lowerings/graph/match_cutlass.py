@@ -113,7 +113,7 @@ def find_cutlass_matches(
             # Do not store an intermediate value that the whole epilogue does not store.
             continue
         try:
-            fused = cutlass_epilogue.read_epilogue(nodes, outputs, None, fusion)
+            fused = cutlass_epilogue.read_epilogue(nodes, outputs, fusion)
         except NotExpressible:
             continue
         grouped = problem.operation == "grouped"
@@ -146,20 +146,20 @@ def apply(
     matmul, fused = match.nodes[0], match.epilogue
     order = {node: index for index, node in enumerate(graph.nodes)}
     anchor = min(match.outputs, key=order.__getitem__)
-    numbers = [scalar for scalar in fused.scalars if hasattr(scalar, "meta")]
-    factors = _matmul_inputs(matmul)
+    dynamic_scalars = [scalar for scalar in fused.scalars if hasattr(scalar, "meta")]
+    matmul_inputs = _matmul_inputs(matmul)
     if match.fusion is not None:
-        hoist(anchor, (*match.fusion.inputs, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
+        hoist(anchor, (*match.fusion.inputs, *fused.inputs, *dynamic_scalars), order)  # type: ignore[arg-type]
     else:
-        hoist(anchor, (*factors, *fused.inputs, *numbers), order)  # type: ignore[arg-type]
+        hoist(anchor, (*matmul_inputs, *fused.inputs, *dynamic_scalars), order)  # type: ignore[arg-type]
     flat = [_flat_value(output, matmul) for output in match.outputs]
     views = {output: _view_sizes(output, match) for output in match.outputs}
     with graph.inserting_before(anchor):
         if match.fusion is not None:
             operands = call_operands(graph, match.fusion, matmul)
-            factors = [operands.a, *operands.weights]
+            matmul_inputs = [operands.a, *operands.weights]
         inputs = [_add_input_view(graph, inp, match) for inp in fused.inputs]
-        arguments = (*factors, *inputs, *numbers)
+        arguments = (*matmul_inputs, *inputs, *dynamic_scalars)
         if len(flat) == 1 and views[anchor] is None:
             call = anchor
             replace_call(call, target, arguments)
@@ -172,8 +172,8 @@ def apply(
     for node in reversed(match.replaced):
         if node not in match.outputs:
             graph.erase_node(node)
-    scalars = tuple(None if scalar in numbers else scalar for scalar in fused.scalars)
-    info = CutlassArguments(fused.epilogue, len(inputs), len(factors) == 3, scalars)  # type: ignore[arg-type]
+    scalars = tuple(None if scalar in dynamic_scalars else scalar for scalar in fused.scalars)
+    info = CutlassArguments(fused.epilogue, len(inputs), len(matmul_inputs) == 3, scalars)  # type: ignore[arg-type]
     return call, info
 
 

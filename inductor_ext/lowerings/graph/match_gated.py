@@ -194,16 +194,16 @@ def _match_whole(matmuls: FusibleMatmuls, node: fx.Node) -> _Side | None:
     # An addition written by the model, on a reshaped matmul result.
     addends = node.all_input_nodes
     for added, bias in zip(addends, reversed(addends), strict=True):
-        product = skip_views(added)
-        problem = matmuls.by_output[product].problem if product in matmuls.by_output else None
+        source = skip_views(added)
+        problem = matmuls.by_output[source].problem if source in matmuls.by_output else None
         if (
             problem is not None
             and problem.operation == "mm"
             and flat(added)[1] == problem.n
             and shape(bias) == (problem.n,)
-            and node.meta["val"].dtype == product.meta["val"].dtype == bias.meta["val"].dtype
+            and node.meta["val"].dtype == source.meta["val"].dtype == bias.meta["val"].dtype
         ):
-            return _Side(product, bias, nodes=frozenset({node, *views_of(added)}))
+            return _Side(source, bias, nodes=frozenset({node, *views_of(added)}))
     return None
 
 

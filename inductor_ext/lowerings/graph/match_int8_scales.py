@@ -28,7 +28,6 @@ from inductor_ext.lowerings.graph.matmul_nodes import (
 from inductor_ext.lowerings.graph.rewrite import replace_call
 
 if TYPE_CHECKING:
-    import torch
     from torch import fx
 
 
@@ -124,15 +123,11 @@ def _operand_role(
     return next(((kind, operand) for kind in kinds.get(spread, ()) if kind not in roles), None)
 
 
-def _expanded_axes(value: torch.Tensor) -> list[int]:
-    """Return the expanded dimensions (stride 0): torchao expands scales to the output size."""
-    return [axis for axis, stride in enumerate(value.stride()) if stride == 0]
-
-
 def _unexpand(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """Add a view that undoes the expansion of a node."""
+    """Add a view that undoes the expansion of a node: torchao expands scales to the output size."""
     import torch
 
-    for axis in _expanded_axes(node.meta["val"]):
-        node = add_call(graph, node, torch.ops.aten.slice.Tensor, node, axis, 0, 1)
+    for axis, stride in enumerate(node.meta["val"].stride()):
+        if stride == 0:
+            node = add_call(graph, node, torch.ops.aten.slice.Tensor, node, axis, 0, 1)
     return node

@@ -171,7 +171,7 @@ def dtype_of(value: torch.Tensor) -> str:
     """
     name = str(value.dtype).removeprefix("torch.")
     if name not in DTYPE_BITS:
-        raise NotCovered(f"a tensor of {name}")
+        raise NotCovered(f"a tensor of {name} is not supported")
     return name
 
 
@@ -216,7 +216,7 @@ def value_of(argument: Any) -> torch.Tensor:
     if value is None and getattr(argument, "op", None) == "get_attr":
         value = getattr(argument.graph.owning_module, argument.target, None)
     if not isinstance(value, torch.Tensor):
-        raise NotCovered(f"the graph has no metadata of the tensor {argument}")
+        raise NotCovered(f"the graph has no metadata for {argument}")
     return value
 
 
@@ -268,7 +268,7 @@ def _tensors(node: fx.Node, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor,
 def _require_dtypes(a: Operand, b: Operand, allowed: frozenset[str]) -> None:
     # The two fp8 dtypes may be mixed.
     if not {a.dtype, b.dtype} <= allowed or (a.dtype != b.dtype and allowed is not FP8):
-        raise NotCovered(f"operands of {a.dtype} and {b.dtype}")
+        raise NotCovered(f"operands of {a.dtype} and {b.dtype} are not supported")
 
 
 def _numerics_flags(dtype: str) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def _numerics_flags(dtype: str) -> dict[str, Any]:
 def _matmul_problem(
     operation: Any,
     node: fx.Node,
-    factors: tuple[Any, Any],
+    operands: tuple[Any, Any],
     hints: Hints,
     allowed: frozenset[str] = FLOATS,
     **rest: Any,
@@ -294,13 +294,13 @@ def _matmul_problem(
     """Return the problem of a matmul or a batched matmul."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    left, right, result = _tensors(node, *factors)
+    left, right, result = _tensors(node, *operands)
     a, b = operand(left, hints), operand(right, hints)
     _require_dtypes(a, b, allowed)
     *batch, m, k = concrete_sizes(left.shape, hints)
     n = concrete_sizes(right.shape, hints)[-1]
     if not statically_known_true(left.shape[-1] >= 1):
-        raise NotCovered("the summed dimension may have size 0")
+        raise NotCovered("K may be 0")
     fields: dict[str, Any] = {"batch": batch[0] if batch else 1, **_numerics_flags(a.dtype), **rest}
     return GemmProblem(operation, m, n, k, a, b, dtype_of(result), **fields)
 
@@ -329,7 +329,7 @@ def _biased_reader(
         problem = _matmul_problem(operation, node, (args[first], args[second]), hints)
         alpha, beta = args["alpha"], args["beta"]
         if not all(isinstance(scale, (int, float)) for scale in (alpha, beta)):
-            raise NotCovered("alpha or beta is not a constant")
+            raise NotCovered("alpha or beta is not constant")
         operations = alpha != 1
         inputs: tuple[EpilogueInput, ...] = ()
         if beta != 0:
@@ -356,17 +356,19 @@ def _scales_epilogue(args: dict[str, Any], columns: Sequence[int], rows: Sequenc
         rows: the required shape of B's columnwise scales.
     """
     if args["scale_result"] is not None:
-        raise NotCovered("the result is scaled to fp8")
+        raise NotCovered("the result is scaled to fp8 (scale_result)")
     a, b = value_of(args["scale_a"]), value_of(args["scale_b"])
     if {dtype_of(a), dtype_of(b)} != {"float32"}:
-        raise NotCovered(f"scales of {dtype_of(a)} and {dtype_of(b)}")
+        raise NotCovered(f"scales of {dtype_of(a)} and {dtype_of(b)} instead of float32")
     shapes = concrete_sizes(a.shape), concrete_sizes(b.shape)
     if math.prod(shapes[0]) == math.prod(shapes[1]) == 1:
         kinds = ("scalar", "scalar")
     elif shapes == (tuple(columns), tuple(rows)):
         kinds = ("column", "row")
     else:
-        raise NotCovered(f"scales of shapes {list(shapes[0])} and {list(shapes[1])}")
+        raise NotCovered(
+            f"scales of {list(shapes[0])} and {list(shapes[1])}, neither tensorwise nor rowwise"
+        )
     return Epilogue(tuple(EpilogueInput("float32", kind) for kind in kinds), 2)  # type: ignore[arg-type]
 
 
@@ -377,10 +379,10 @@ def _add_bias(epilogue: Epilogue, args: dict[str, Any], node: fx.Node, hints: Hi
     return dataclasses.replace(epilogue, inputs=inputs, pointwise=epilogue.pointwise + 1)
 
 
-def _scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
+def _read_scaled_mm(node: fx.Node, hints: Hints) -> GemmProblem:
     args = call_arguments(node)
-    factors = args["self"], args["mat2"]
-    problem = _matmul_problem("scaled", node, factors, hints, FP8)
+    operands = args["self"], args["mat2"]
+    problem = _matmul_problem("scaled", node, operands, hints, FP8)
     m, n = concrete_sizes(value_of(node).shape)
     epilogue = _add_bias(_scales_epilogue(args, (m, 1), (1, n)), args, node, hints)
     return dataclasses.replace(
@@ -392,22 +394,22 @@ _DIVIDED: Mapping[tuple[int, int], Literal["m", "n", "k"]] = {(2, 3): "m", (3, 2
 """The dimension that groups divide, by the number of dimensions of A and B."""
 
 
-def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> GemmProblem:
+def _read_grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> GemmProblem:
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     arguments = call_arguments(node)
     a, b, result = _tensors(node, arguments["self"], arguments["mat2"])
     divided = _DIVIDED.get((a.dim(), b.dim()))
     if divided is None:
-        raise NotCovered("batched, without groups")
+        raise NotCovered("both operands have three dimensions, so no dimension is grouped")
     if arguments["bias"] is not None:
-        raise NotCovered("one bias per group")
+        raise NotCovered("it has a bias")
     dims = {"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]}
     lengths = [dims.pop(divided), *dims.values(), *value_of(arguments["offs"]).shape]
     if not all(isinstance(size, int) for size in lengths[1:]):
         raise NotCovered("a dimension other than the grouped one is dynamic")
     if not statically_known_true(lengths[0] >= 1):
-        raise NotCovered("the grouped dimension may have size 0")
+        raise NotCovered("the grouped dimension may be 0")
     left, right = operand(a, hints), operand(b, hints)
     _require_dtypes(left, right, allowed)
     (m, k), n = concrete_sizes(a.shape, hints)[-2:], concrete_sizes(b.shape, hints)[-1]
@@ -419,9 +421,9 @@ def _grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS) -> G
     return GemmProblem("grouped", m, n, k, left, right, dtype_of(result), **fields)
 
 
-def _scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
+def _read_scaled_grouped(node: fx.Node, hints: Hints) -> GemmProblem:
     args = call_arguments(node)
-    problem = _grouped(node, hints, FP8)
+    problem = _read_grouped(node, hints, FP8)
     m, n = (
         concrete_sizes(value_of(args[name]).shape)[i] for name, i in (("self", -2), ("mat2", -1))
     )
@@ -448,7 +450,7 @@ def _readers() -> Mapping[Any, Callable[[fx.Node, Hints], GemmProblem]]:
         aten.bmm.default: _plain_reader("bmm"),
         aten.baddbmm.default: _biased_reader("baddbmm", "batch1", "batch2"),
         aten._int_mm.default: _plain_reader("int_mm", frozenset({"int8"}), accumulator="int32"),
-        aten._scaled_mm.default: _scaled_mm,
-        aten._grouped_mm.default: _grouped,
-        aten._scaled_grouped_mm.default: _scaled_grouped,
+        aten._scaled_mm.default: _read_scaled_mm,
+        aten._grouped_mm.default: _read_grouped,
+        aten._scaled_grouped_mm.default: _read_scaled_grouped,
     }

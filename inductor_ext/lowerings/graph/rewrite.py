@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[fx.Node, FusedCall]:
     """Replace the nodes of a fusion by one call.
 
-    The call gets the operands of the fusion, A as [M, K], and a packed weight as two weights
-    (views).
-    The output nodes keep their identity and metadata: they become the call, or elements of its
+    The call gets the operands of the fusion, A as [M, K], and a packed weight as two views. The
+    output nodes keep their identity and metadata: they become the call, or elements of its
     result if there are several, in their original shapes. Fusions of one graph that share no node
     can therefore be applied in any order.
 

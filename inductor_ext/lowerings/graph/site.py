@@ -12,14 +12,11 @@ import sympy  # type: ignore[import-untyped]
 from torch import fx
 
 from inductor_ext.lowerings.graph import epilogue_region, match_cutlass
-from inductor_ext.lowerings.graph.fusion import Fusion
+from inductor_ext.lowerings.graph.fusion import SMALL_M, Fusion
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_view
 from inductor_ext.lowerings.graph.matmul_nodes import problem_of
 from inductor_ext.settings import Settings, parse_rows
 from inductor_ext.templates.problem import GemmProblem
-
-SMALL_M = 64
-"""Up to this M a matmul is bound by reading its weight."""
 
 
 @dataclass(frozen=True)

@@ -53,21 +53,21 @@ def _restore_matmul(graph: fx.Graph, node: fx.Node) -> None:
     assert isinstance(x, fx.Node)
     assert isinstance(weight, fx.Node)
     value: torch.Tensor = x.meta["val"]
-    columns, depth = weight.meta["val"].shape
+    n, k = weight.meta["val"].shape
 
     make = functools.partial(add_call, graph, node)
     with graph.inserting_before(node):
-        flat = x if value.dim() == 2 else make(aten.reshape.default, x, [-1, depth])
+        flat = x if value.dim() == 2 else make(aten.reshape.default, x, [-1, k])
         wide = make(torch.ops.prims.convert_element_type.default, weight, value.dtype)
         matmul = make(aten.mm.default, flat, make(aten.permute.default, wide, [1, 0]))
         result = make(aten.mul.Tensor, matmul, scales)
         if node.meta["val"].dim() != 2:
-            result = make(aten.reshape.default, result, _shape(node, columns))
+            result = make(aten.reshape.default, result, _shape(node, n))
     node.replace_all_uses_with(result)
     graph.erase_node(node)
 
 
-def _shape(node: fx.Node, columns: int) -> Any:
+def _shape(node: fx.Node, n: int) -> Any:
     """Return the sizes of a result with more than two dimensions: ints and nodes.
 
     Inductor's pattern match leaves the constants as arguments. They begin with x's own sizes if the
@@ -75,5 +75,5 @@ def _shape(node: fx.Node, columns: int) -> Any:
     """
     first: Any = node.args[0]
     if isinstance(first, (list, tuple)) and len(first) == 3:
-        return [*first[:-1], columns]
+        return [*first[:-1], n]
     return node.args[-1]

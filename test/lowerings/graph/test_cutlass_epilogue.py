@@ -30,7 +30,8 @@ A, B = tensor(32, 64), tensor(64, 96)
 def fused(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) -> GraphEpilogue:
     graph = lowered_graph(function, *inputs, **rest)
     (product,) = (node for node in graph.nodes if "mm" in str(node.target))
-    return read_epilogue(find_region(product))
+    region = find_region(product)
+    return read_epilogue(region, region[-1:])
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[Tensor, ...]]] = {

@@ -182,7 +182,7 @@ def test_a_summed_dimension_that_may_be_empty_is_not_covered() -> None:
         values = [torch.empty(*item, device="cuda") for item in ((32, size), (size, 96), (32, 96))]
     for node, value in zip(graph.nodes, values, strict=False):
         node.meta["val"] = value
-    assert matmul_nodes.why_unsupported(product(graph)) == "the summed dimension may have size 0"
+    assert matmul_nodes.why_unsupported(product(graph)) == "K may be 0"
 
 
 def test_one_row_of_many_may_be_one_number() -> None:
@@ -260,7 +260,7 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
         (
             lambda a, b: aten._grouped_mm.default(a, b),
             (tensor(4, 32, 64), tensor(4, 64, 96)),
-            "batched, without groups",
+            "no dimension is grouped",
         ),
     ],
 )
@@ -275,6 +275,6 @@ def test_on_a_cpu_nothing_is_covered() -> None:
     for node in graph.find_nodes(op="placeholder"):
         node.meta["val"] = torch.ones(8, 8)
     node = product(graph)
-    assert matmul_nodes.why_unsupported(node) == f"the graph has no metadata of the tensor {node}"
+    assert matmul_nodes.why_unsupported(node) == f"the graph has no metadata for {node}"
     node.meta["val"] = torch.ones(8, 8)
     assert matmul_nodes.why_unsupported(node) == "it runs on cpu"
