@@ -74,10 +74,10 @@ def add_launch(
 
     kernel = source(config, epilogue)
     nvcc_build.build(kernel, runtime.store())
-    a, b, ends, *inputs = (None if inp is None else _realized(inp) for inp in (a, b, ends, *inputs))
+    a, b, ends, *inputs = (None if inp is None else _realize(inp) for inp in (a, b, ends, *inputs))
     first, *rest = layouts
     outputs = [
-        _realized(
+        _realize(
             empty_strided(tensor.size, tensor.stride, dtype=tensor.dtype, device=tensor.device)
         )
         for tensor in rest
@@ -87,7 +87,7 @@ def add_launch(
     return tuple(ir.TensorBox.create(output) for output in (node, *outputs))
 
 
-def _realized(value: Any) -> Any:
+def _realize(value: Any) -> Any:
     """Return the value as a realized buffer or view with a frozen layout."""
     realized = ir.ExternKernel.realize_input(value)
     realized.freeze_layout()
@@ -108,8 +108,8 @@ def _check_alignment(config: CutlassConfig, a: Any, b: Any) -> None:
         alignments.reverse()
     if config.a in INT4:
         alignments[1] //= 2  # Two elements per byte.
-    for name, factor, by_rows, alignment in zip("ab", (a, b), rows, alignments, strict=True):
-        layout = factor.get_layout()
+    for name, operand, by_rows, alignment in zip("ab", (a, b), rows, alignments, strict=True):
+        layout = operand.get_layout()
         *batch, row, column = layout.stride
         inner, outer = (column, row) if by_rows else (row, column)
         count, length = layout.size[-2:] if by_rows else layout.size[:-3:-1]
@@ -209,7 +209,7 @@ class _Writer:
         write = self._write_cpp if self.cpp else self._write_python
         size = self._workspace()
         if not size:
-            write(None, asks=size is None)
+            write(None, queries_workspace=size is None)
             return
         memory = WorkspaceArg(
             count=sympy.Integer(size),
@@ -218,18 +218,18 @@ class _Writer:
             outer_name=WorkspaceArg.unique_name(),
         )
         self.wrapper.writeline(AllocateLine(self.wrapper, memory))
-        write(f"{memory.get_name()}.data_ptr()", asks=False)
+        write(f"{memory.get_name()}.data_ptr()", queries_workspace=False)
         self.wrapper.writeline(FreeIfNotReusedLine(self.wrapper, memory))
 
     def _workspace(self) -> int | None:
         """Return the bytes of the workspace; None if they are only known at run time."""
         if not self.node.config.has_workspace:
             return 0
-        numbers = [
+        values = [
             *self.geometry.sizes,
             *(value for strides in self.geometry.strides for value in strides),
         ]
-        if V.graph.aot_mode or not all(sympy.sympify(number).is_number for number in numbers):
+        if V.graph.aot_mode or not all(sympy.sympify(value).is_number for value in values):
             return None
         kernel = self.node.kernel
         launcher = runtime.load(
@@ -239,7 +239,7 @@ class _Writer:
             operands=len(self.tensors),
             scalars=len(self.node.constant_args),
         )
-        head = [int(size) for size in (*self.geometry.sizes, *self._launch())]
+        head = [int(size) for size in (*self.geometry.sizes, *self._launch_fields())]
         # The size depends on an address only through its alignment; 0 is aligned to everything.
         rest = [
             int(value) for stride, batch in self.geometry.strides for value in (0, stride, batch)
@@ -247,7 +247,7 @@ class _Writer:
         scalars = [0.0] * len(self.node.constant_args)
         return launcher.workspace_size(tuple(head), *rest, *scalars)  # type: ignore[arg-type]
 
-    def _launch(self) -> tuple[int, int, int, int]:
+    def _launch_fields(self) -> tuple[int, int, int, int]:
         """Return the fields of the `Call` struct between the sizes and the addresses."""
         return (*launch.settled(self.node.config), self._sms())
 
@@ -268,15 +268,15 @@ class _Writer:
 
     # --- in Python ------------------------------------------------------------------------------
 
-    def _write_python(self, workspace: str | None, *, asks: bool) -> None:
+    def _write_python(self, workspace: str | None, *, queries_workspace: bool) -> None:
         """Write the launch in Python.
 
         Args:
             workspace: expression of the workspace's address; None for no workspace.
-            asks: whether to query the workspace size at run time and allocate it there.
+            queries_workspace: whether to query the size at run time and allocate the workspace.
         """
-        name = self._defined()
-        fields = [self._size(size) for size in (*self.geometry.sizes, *self._launch())]
+        name = self._define_launcher()
+        fields = [self._size(size) for size in (*self.geometry.sizes, *self._launch_fields())]
         rest = [
             text
             for tensor, strides in zip(self.tensors, self.geometry.strides, strict=True)
@@ -291,13 +291,13 @@ class _Writer:
             root_wrapper(self.wrapper).write_get_raw_stream_header()
             # Do not reuse an earlier stream variable: inside a user's stream context it differs.
             stream = f"get_raw_stream({index})"
-        function = f"{name}.with_workspace" if asks else name
-        memory = repr(device) if asks else workspace or "0"
+        function = f"{name}.with_workspace" if queries_workspace else name
+        memory = repr(device) if queries_workspace else workspace or "0"
         arguments = [stream, memory, f"({', '.join(fields)})", *rest]
         self.wrapper.writeline(f"{function}({', '.join(arguments)})")
 
-    def _defined(self) -> str:
-        """Return the launcher's name, after defining it in the module's header on first use."""
+    def _define_launcher(self) -> str:
+        """Define the launcher in the module's header on first use; return its name."""
         root, kernel = root_wrapper(self.wrapper), self.node.kernel
         names = kernels_of(root)
         if kernel not in names:
@@ -331,9 +331,9 @@ class _Writer:
 
     # --- in C++ ---------------------------------------------------------------------------------
 
-    def _write_cpp(self, workspace: str | None, *, asks: bool) -> None:
+    def _write_cpp(self, workspace: str | None, *, queries_workspace: bool) -> None:
         """Write the launch in C++; see `_write_python` for the arguments."""
-        name = self._declared()
+        name = self._declare_kernel()
         index = "this->device_idx_" if V.graph.aot_mode else str(self.device.index or 0)
         stream = "nullptr"
         if self.device.type == "cuda":
@@ -341,7 +341,7 @@ class _Writer:
             stream = "stream" if V.graph.aot_mode else current
         fields = [
             f"static_cast<int32_t>({self._size(size)})"
-            for size in (*self.geometry.sizes, *self._launch())
+            for size in (*self.geometry.sizes, *self._launch_fields())
         ]
         operands = [
             f"{{{self._address(tensor)}, "
@@ -355,28 +355,28 @@ class _Writer:
             *(f"{{{', '.join(values)}}}" for values in (fields, operands, scalars)),
             stream,
         ]
-        if asks:
+        if queries_workspace:
             arguments += [f"aoti_torch_device_type_{self.device.type}()", index]
         else:
             arguments.append(workspace or "nullptr")
-        function = "launch_with_workspace" if asks else "launch"
+        function = "launch_with_workspace" if queries_workspace else "launch"
         self.wrapper.writeline(f"inductor_ext_cutlass::{function}({', '.join(arguments)});")
 
-    def _declared(self) -> str:
-        """Return the kernel's C++ name, after declaring it in the header on first use."""
+    def _declare_kernel(self) -> str:
+        """Declare the kernel in the header on first use; return its C++ name."""
         root, kernel = root_wrapper(self.wrapper), self.node.kernel
         names = kernels_of(root)
         if not names:
-            root.header.splice(_shim("launch_shim"))
+            root.header.splice(_read_shim("launch_shim"))
             if not V.graph.aot_mode:
-                root.header.splice(_shim("launch_shim_loaded"))
+                root.header.splice(_read_shim("launch_shim_loaded"))
         if kernel in names:
             return names[kernel]
         if V.graph.aot_mode:
             names[kernel] = symbol(kernel)
             # The file has an include guard: the constant-folding graph is in the same unit and may
             # call the same kernel.
-            text = _shim("launch_shim_linked").replace("@SYMBOL@", symbol(kernel))
+            text = _read_shim("launch_shim_linked").replace("@SYMBOL@", symbol(kernel))
             root.header.splice(text.replace("@NAME@", kernel.name))
             if getattr(root, "links_kernels", False):
                 linked_objects(root)[kernel] = KernelObject(kernel)
@@ -385,7 +385,7 @@ class _Writer:
         else:
             # The Python part of the JIT wrapper runs first and loads the kernel.
             root.header.writeline(
-                f"static inductor_ext_cutlass::Loaded {self._defined()}"
+                f"static inductor_ext_cutlass::Loaded {self._define_launcher()}"
                 f'("{kernel.name}", "{nvcc_build.key(kernel)}");'
             )
         return names[kernel]
@@ -410,7 +410,7 @@ def _shape_of(value: Any) -> launch.Shape:
 
 
 @functools.cache
-def _shim(name: str) -> str:
+def _read_shim(name: str) -> str:
     """Return a C++ file of `templates/cutlass`, with the constants that do not depend on a kernel.
 
     Args:

@@ -34,13 +34,10 @@ if TYPE_CHECKING:
 MOST_NODES = 40
 """Limit on the nodes between the stored tensor and the matmul."""
 
-
 MOST_ZERO = {4: 100, 8: 128}
 """The largest constant zero point that kernels subtract, by the number of bits."""
 
-
 _BYTES = frozenset({"int8", "uint8"}) | FP8
-
 
 _INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64"})
 

@@ -18,7 +18,7 @@ from torch import fx
 
 from inductor_ext.lowerings.graph.rewrite import hoist, replace_call
 
-Rows = tuple[fx.Node, tuple[int, ...]]
+MSource = tuple[fx.Node, tuple[int, ...]]
 """A tensor, and its axes whose sizes multiply to M."""
 
 Range = tuple[int, Callable[[fx.GraphModule], None]]
@@ -30,7 +30,7 @@ def dispatch_on_m(
     gm: fx.GraphModule,
     region: Sequence[fx.Node],
     outputs: Sequence[fx.Node],
-    rows: Rows,
+    m_source: MSource,
     ranges: Sequence[Range],
 ) -> None:
     """Replace nodes by a dispatch to copies of them.
@@ -39,7 +39,7 @@ def dispatch_on_m(
         gm: the graph; it is not recompiled.
         region: the matmul and what is fused with it, in graph order.
         outputs: the nodes of the region that are used outside.
-        rows: what M is computed from.
+        m_source: what M is computed from.
         ranges: two or more, ascending.
     """
     inside = set(region)
@@ -51,7 +51,7 @@ def dispatch_on_m(
     hoist(anchor, outer, order)
     with gm.graph.inserting_before(anchor):
         outer = {source: _freeze_strides(gm.graph, source) for source in outer}
-        results = _dispatch(gm, gm.graph, outer, region, outputs, rows, ranges)
+        results = _dispatch(gm, gm.graph, outer, region, outputs, m_source, ranges)
     for output, result in zip(outputs, results, strict=True):
         # Keep the node itself, which may be an input of another fusion.
         replace_call(output, result.target, result.args)
@@ -146,17 +146,17 @@ def _dispatch(
     inputs: Inputs,
     region: Sequence[fx.Node],
     outputs: Sequence[fx.Node],
-    rows: Rows,
+    m_source: MSource,
     ranges: Sequence[Range],
 ) -> list[fx.Node]:
     """Add the choice between the first range and the others to a graph; return the outputs."""
-    size = _add_m(graph, inputs, rows)
+    size = _add_m(graph, inputs, m_source)
     condition = graph.call_function(operator.le, (size, ranges[0][0]))
     condition.meta["val"] = size.meta["val"] <= ranges[0][0]
     branches = []
     for part in (ranges[:1], ranges[1:]):
         name = _free_name(gm)
-        setattr(gm, name, _branch(inputs, region, outputs, rows, part))
+        setattr(gm, name, _branch(inputs, region, outputs, m_source, part))
         branches.append(graph.get_attr(name))
     operands = tuple(inputs.values())
     choice = graph.call_function(torch.ops.higher_order.cond, (condition, *branches, operands))
@@ -169,17 +169,17 @@ def _dispatch(
     return results
 
 
-def _add_m(graph: fx.Graph, inputs: Inputs, rows: Rows) -> fx.Node:
+def _add_m(graph: fx.Graph, inputs: Inputs, m_source: MSource) -> fx.Node:
     """Add M to a graph."""
-    a, axes = rows
+    a, axes = m_source
     sizes: list[fx.Node] = []
     for axis in axes:
         sizes.append(graph.call_function(torch.ops.aten.sym_size.int, (inputs[a], axis)))
         sizes[-1].meta["val"] = a.meta["val"].shape[axis]
     while len(sizes) > 1:
-        factors = sizes.pop(), sizes.pop()
-        sizes.append(graph.call_function(operator.mul, factors))
-        sizes[-1].meta["val"] = factors[0].meta["val"] * factors[1].meta["val"]
+        pair = sizes.pop(), sizes.pop()
+        sizes.append(graph.call_function(operator.mul, pair))
+        sizes[-1].meta["val"] = pair[0].meta["val"] * pair[1].meta["val"]
     return sizes[0]
 
 
@@ -192,7 +192,7 @@ def _branch(
     inputs: Inputs,
     region: Sequence[fx.Node],
     outputs: Sequence[fx.Node],
-    rows: Rows,
+    m_source: MSource,
     ranges: Sequence[Range],
 ) -> fx.GraphModule:
     """Return the graph of one range, or of the remaining ranges."""
@@ -206,7 +206,7 @@ def _branch(
             name: value for name, value in node.meta.items() if name != "unbacked_bindings"
         }
     if len(ranges) > 1:
-        results = _dispatch(branch, graph, copies, region, outputs, rows, ranges)
+        results = _dispatch(branch, graph, copies, region, outputs, m_source, ranges)
         graph.output(tuple(results))
     else:
         for node in region:

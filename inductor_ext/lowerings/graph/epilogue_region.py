@@ -21,6 +21,8 @@ from inductor_ext.lowerings.graph.fx_nodes import (
     is_contiguous,
     is_view,
     shape,
+    skip_views,
+    skip_views_and_casts,
 )
 from inductor_ext.lowerings.graph.matmul_nodes import (
     Hints,
@@ -64,9 +66,7 @@ def is_computed(node: fx.Node) -> bool:
     """Whether a value is pointwise, so that any reader could compute it in its prologue."""
     import torch
 
-    while is_view(node):
-        node = node.all_input_nodes[0]
-    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in getattr(skip_views(node).target, "tags", ())
 
 
 def is_read_by_inductor(node: fx.Node, without: Container[fx.Node] = ()) -> bool:
@@ -309,8 +309,7 @@ def _region_inputs(region: Sequence[fx.Node], hints: Hints | None) -> tuple[Epil
             if source in region or not isinstance(source.meta.get("val"), torch.Tensor):
                 continue
             kind = broadcast_kind(value_of(source), output, hints)
-            while is_view(source) or is_cast(source):
-                # Casts are computed by the reader.
-                source = source.all_input_nodes[0]
+            # Casts are computed by the reader.
+            source = skip_views_and_casts(source)
             inputs.setdefault(source, EpilogueInput(dtype_of(source.meta["val"]), kind))
     return tuple(inputs.values())

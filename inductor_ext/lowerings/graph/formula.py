@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 MOST_NODES = 40
 """Limit on the nodes of one formula."""
 
-
 mean = sympy.Function("mean")
 """The mean over the last dimension; its argument is a product of terms that vary along it: see
 `mean_of`."""
-
 
 relu = sympy.Function("relu")
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
-from inductor_ext.lowerings.graph.fx_nodes import is_view, shape
+from inductor_ext.lowerings.graph.fx_nodes import is_view, shape, skip_views
 from inductor_ext.lowerings.graph.matmul_nodes import matmul_operands, problem_of, value_of
 from inductor_ext.lowerings.operands import FusedOperands
 from inductor_ext.templates.problem import GemmProblem
@@ -168,13 +168,6 @@ def views_of(node: fx.Node) -> Iterator[fx.Node]:
     while is_view(node):
         yield node
         node = node.all_input_nodes[0]
-
-
-def skip_views(node: fx.Node) -> fx.Node:
-    """Return the node behind all views."""
-    for view in views_of(node):
-        node = view.all_input_nodes[0]
-    return node
 
 
 def _half_of(operand: Operand, k: int, columns: int) -> Operand:

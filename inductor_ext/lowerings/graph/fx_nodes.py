@@ -24,6 +24,20 @@ def is_view(node: fx.Node) -> bool:
     return node.target in (aten.reshape.default, aten.view.default, aten._unsafe_view.default)
 
 
+def skip_views(node: fx.Node) -> fx.Node:
+    """Return the node behind all views."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def skip_views_and_casts(node: fx.Node) -> fx.Node:
+    """Return the node behind all views and casts."""
+    while is_view(node) or is_cast(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def is_returned(node: fx.Node) -> bool:
     """Whether the graph returns a node's result, or a view of it."""
     return any(

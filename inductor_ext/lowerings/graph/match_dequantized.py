@@ -29,7 +29,14 @@ from inductor_ext import numerics
 from inductor_ext.lowerings.graph.cleanup import clean_graph
 from inductor_ext.lowerings.graph.dequant_reader import MOST_NODES, DequantReader, dtype_name
 from inductor_ext.lowerings.graph.fusion import Fusion, View, ViewedNode, is_closed
-from inductor_ext.lowerings.graph.fx_nodes import Unreadable, is_cast, is_contiguous, is_view, shape
+from inductor_ext.lowerings.graph.fx_nodes import (
+    Unreadable,
+    is_cast,
+    is_contiguous,
+    is_view,
+    shape,
+    skip_views_and_casts,
+)
 from inductor_ext.lowerings.graph.matmul_nodes import (
     NotCovered,
     broadcast_kind,
@@ -153,8 +160,7 @@ def _add_operand(fusion: Fusion, node: fx.Node, matmul: fx.Node) -> Fusion | Non
             return None
         output = concrete_sizes(value_of(node).shape)
         kind = broadcast_kind(value_of(source), output)
-        while is_view(source) or is_cast(source):
-            source = source.all_input_nodes[0]
+        source = skip_views_and_casts(source)
         if not is_contiguous(source) or dtype_name(source) not in ("float32", problem.a.dtype):
             return None
     except (NotCovered, Unreadable):

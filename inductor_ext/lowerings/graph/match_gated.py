@@ -20,11 +20,10 @@ from inductor_ext.lowerings.graph.formula import FormulaReader, canonical, relu,
 from inductor_ext.lowerings.graph.fusible_matmuls import (
     FusibleMatmuls,
     is_biased_by_row,
-    skip_views,
     views_of,
 )
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
-from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, shape
+from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, shape, skip_views
 from inductor_ext.lowerings.graph.matmul_nodes import dtype_of
 from inductor_ext.templates.fused_ops import Epilogue
 from inductor_ext.templates.problem import GemmProblem, Operation

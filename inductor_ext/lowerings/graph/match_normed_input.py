@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from inductor_ext.lowerings.graph.fusible_matmuls import (
     FusibleMatmuls,
     is_biased_by_row,
-    skip_views,
     views_of,
 )
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
-from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_contiguous
+from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_contiguous, skip_views
 from inductor_ext.lowerings.graph.match_norm import Norm, norm_of
 from inductor_ext.lowerings.graph.matmul_nodes import dtype_of, operand, value_of
 from inductor_ext.lowerings.graph.rewrite import as_matrix

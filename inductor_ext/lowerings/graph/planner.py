@@ -61,7 +61,6 @@ from inductor_ext.templates.triton.config import GemmConfig
 NORM_OVERHEAD = 0.03
 """Minimum speedup, as a fraction of kernel time, for fusing the norm."""
 
-
 NEAR_ROOFLINE = 0.75
 """If a fused kernel closes this fraction of the gap between Inductor and the roofline, do not tune
 its smaller alternatives."""
@@ -71,7 +70,7 @@ class Planner:
     """The planner of one graph and of the branches that it creates."""
 
     def __init__(
-        self, gm: fx.GraphModule, settings: Settings, decider: Decider, rows: int | None = None
+        self, gm: fx.GraphModule, settings: Settings, decider: Decider, m: int | None = None
     ) -> None:
         """Set up the planner; `plan` does the work.
 
@@ -79,14 +78,14 @@ class Planner:
             gm: the graph.
             settings: of the compile.
             decider: decides on the problems of the graph and of its branches.
-            rows: in a branch, the value of M for which the branch is planned.
+            m: in a branch, the value of M for which the branch is planned.
         """
         self.gm = gm
         self.settings = settings
         self.decider = decider
         self.options = decider.options
         self.device = decider.device
-        self.rows = rows
+        self.m = m
         self.fused: set[fx.Node] = set()
         """The nodes of fusions that are not decided yet."""
 
@@ -177,9 +176,9 @@ class Planner:
         biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
         a = node.args[1 if biased else 0]
         assert isinstance(a, fx.Node)
-        rows = a.meta["val"].dim() - 2
-        whole = epilogue_region.add_epilogue(node, problem)
-        return self._with_cutlass_match(Site(whole, (node,), (node,), a, (rows,)))
+        axis = a.meta["val"].dim() - 2
+        problem = epilogue_region.add_epilogue(node, problem)
+        return self._with_cutlass_match(Site(problem, (node,), (node,), a, (axis,)))
 
     def _with_cutlass_match(self, site: Site) -> Site:
         """Return a site with what a CUTLASS kernel would compute there, if one is requested for any
@@ -228,19 +227,19 @@ class Planner:
 
     def _sizes(self, site: Site) -> list[int]:
         """Return the values of M to decide at, ascending; only one if M is static."""
-        rows = site.m
-        if isinstance(rows, int):
+        m = site.m
+        if isinstance(m, int):
             return [site.problem.m]
-        if self.rows is not None:
-            return [self.rows]
-        if not rows.node.expr.is_symbol and rows.node.expr.free_symbols & site.other_symbols:
+        if self.m is not None:
+            return [self.m]
+        if not m.node.expr.is_symbol and m.node.expr.free_symbols & site.other_symbols:
             # The other sizes cannot be computed from a value of M.
             return [site.problem.m]
-        sizes = tuned_sizes(rows, self.settings)
+        sizes = tuned_sizes(m, self.settings)
         if sizes and site.cutlass is not None:
             # CUTLASS is not used for M below the threshold.
             edge = self.options.threshold(site.problem) - 1
-            if m_bounds(rows)[0] <= edge < sizes[-1]:
+            if m_bounds(m)[0] <= edge < sizes[-1]:
                 sizes = sorted({*sizes, max(1, edge)})
         return sizes or [site.problem.m]
 
@@ -466,11 +465,11 @@ class Planner:
         dynamic_m.dispatch_on_m(self.gm, nodes, outputs, (site.a, site.axes), ranges)
         return frozenset(nodes)
 
-    def _branch_planner(self, rows: int) -> Callable[[fx.GraphModule], None]:
+    def _branch_planner(self, m: int) -> Callable[[fx.GraphModule], None]:
         """Return the function that plans the branch for a value of M."""
 
         def plan(branch: fx.GraphModule) -> None:
-            Planner(branch, self.settings, self.decider, rows).plan()
+            Planner(branch, self.settings, self.decider, m).plan()
             explain_records.emit_records(branch.graph, self.settings)
 
         return plan

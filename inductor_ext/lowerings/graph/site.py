@@ -56,26 +56,26 @@ class Site:
             sizes.append(self.nodes[0].meta["val"].shape[-1])
         return {symbol for size in sizes for symbol in sympy.sympify(size).free_symbols}
 
-    def problem_at(self, rows: int) -> GemmProblem:
+    def problem_at(self, m: int) -> GemmProblem:
         """Return the problem for a value of M. Other sizes, and strides, that contain the symbol of
         M follow it.
         """
-        problem = self._problem_at(rows)
+        problem = self._problem_at(m)
         if self.cutlass is None:
             return problem
         kernel_problem = self.cutlass.kernel_problem(problem)
         return kernel_problem if self.requests_cutlass(kernel_problem) else problem
 
-    def _problem_at(self, rows: int) -> GemmProblem:
+    def _problem_at(self, m: int) -> GemmProblem:
         if self.fusion is None and not isinstance(self.m, int):
             symbol = self.m.node.expr
             strides = (sympy.sympify(item) for item in self.a.meta["val"].stride())
             if symbol in self.other_symbols or any(stride.has(symbol) for stride in strides):
-                hints = {symbol: rows}
+                hints = {symbol: m}
                 problem = problem_of(self.nodes[0], hints)
                 if problem is not None:
                     return epilogue_region.add_epilogue(self.nodes[0], problem, hints)
-        return dataclasses.replace(self.problem, m=rows)
+        return dataclasses.replace(self.problem, m=m)
 
 
 def find_matmuls(graph: fx.Graph) -> dict[fx.Node, GemmProblem]:
@@ -124,9 +124,9 @@ def is_one_inductor_kernel(match: match_cutlass.CutlassMatch) -> bool:
     )
 
 
-def m_bounds(rows: Any) -> tuple[int, int | None]:
+def m_bounds(m: Any) -> tuple[int, int | None]:
     """Return the lower and upper bound of M, at least 1; an upper bound of None means unbounded."""
-    bounds = rows.node.shape_env.bound_sympy(rows.node.expr)
+    bounds = m.node.shape_env.bound_sympy(m.node.expr)
     lower, upper = (
         int(bound) if isinstance(bound, sympy.Integer) else None
         for bound in (bounds.lower, bounds.upper)
@@ -134,7 +134,7 @@ def m_bounds(rows: Any) -> tuple[int, int | None]:
     return max(1, lower or 1), upper
 
 
-def tuned_sizes(rows: Any, settings: Settings) -> list[int]:
+def tuned_sizes(m: Any, settings: Settings) -> list[int]:
     """Return the values of M at which to decide if M is dynamic; an empty list means only the size
     hint.
     """
@@ -144,7 +144,7 @@ def tuned_sizes(rows: Any, settings: Settings) -> list[int]:
         # Each size is a CUDA graph of its own, and a branch on M would split the recording.
         return []
     sizes = parse_rows(settings.gemm_rows)
-    lower, upper = m_bounds(rows)
+    lower, upper = m_bounds(m)
     if upper is None:
         upper = max(lower, *sizes)
     return sorted({min(max(size, lower), upper) for size in sizes})
