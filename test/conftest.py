@@ -1,4 +1,4 @@
-"""For every test: a cache folder of the run's own, a fresh dynamo, no activation left behind."""
+"""For every test: the run's own cache folder, a reset dynamo, and no remaining activation."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="inductor_ext-test-")
         config.stash[_made_cache] = os.environ[_CACHE_VARIABLE] = folder
     elif not hasattr(config, "workerinput"):
-        # What an earlier run has compiled must not keep the tests from compiling, nor what it has
-        # measured from measuring.
+        # Results of an earlier run must not keep the tests from compiling or
+        # measuring.
         for name in ("artifacts", "tuning"):
             folder = os.path.join(os.environ[_CACHE_VARIABLE], "inductor_ext", name)
             shutil.rmtree(folder, ignore_errors=True)
@@ -35,13 +35,13 @@ def pytest_configure(config: pytest.Config) -> None:
     visible = os.environ.get(_DEVICES_VARIABLE)
     devices = visible.split(",") if visible is not None else _devices()
     if worker.isdigit() and len(devices) > 1:
-        # Each worker has all GPUs, and another one first: most tests use but that.
+        # Each worker has all GPUs in another order: most tests use only the first.
         first = int(worker) % len(devices)
         os.environ[_DEVICES_VARIABLE] = ",".join(devices[first:] + devices[:first])
 
 
 def _devices() -> list[str]:
-    """Indices of NVIDIA's GPUs, without asking CUDA, which would choose among them at once."""
+    """Indices of the NVIDIA GPUs, without initializing CUDA, which would read the variable."""
     return [str(index) for index, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
 
 
@@ -59,7 +59,7 @@ def smoke_entries() -> set[str]:
 
 
 def _names(item: pytest.Item) -> set[str]:
-    """By what smoke.txt may name a test: the file, what it stands in, and itself."""
+    """The names of a test that smoke.txt may list: its file, its class and the test itself."""
     file = item.path.relative_to(_SMOKE.parent.parent).as_posix()
     _, *parts = item.nodeid.split("[")[0].split("::")
     return {"::".join((file, *parts[:end])) for end in range(len(parts) + 1)}
@@ -67,7 +67,7 @@ def _names(item: pytest.Item) -> set[str]:
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the marks.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Files with what takes long begin first: no worker waits for one of them at the end.
+    # Files with slow tests begin first, so that no worker waits for one of them at the end.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     smoke = smoke_entries()
@@ -86,8 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
     for item in items:
         # With `--dist loadgroup` one worker runs a file, whose tests share what they compile,
-        # unless the file's tests say otherwise by a mark of their own. On a GPU, beside which there
-        # are many cores, it runs those that share a fixture, and any worker those that share none.
+        # unless the tests have their own mark. On a machine with a GPU, which has many cores, one
+        # worker runs the tests that share a fixture, and any worker the others.
         file = item.nodeid.split("::")[0]
         group = _group(item, file) if has_gpu and item in needs_gpu else file
         if group and not item.get_closest_marker("xdist_group"):
@@ -95,9 +95,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item, file: str) -> str | None:
-    """The file and those of its fixtures that a test shares with others; None if there are none.
+    """The file and the fixtures that a test shares with others; None if there are none.
 
-    What is made for one of several parameters is not among them: such are devices, mostly.
+    Parametrized fixtures, such as devices, do not count.
     """
     info = item._fixtureinfo
     params = item.callspec.params if hasattr(item, "callspec") else {}
@@ -106,7 +106,7 @@ def _group(item: pytest.Item, file: str) -> str | None:
         for name in info.argnames
         if name not in params
         and name in info.name2fixturedefs
-        # The last one is the nearest.
+        # The last definition is the closest to the test.
         and info.name2fixturedefs[name][-1].scope in ("class", "module")
     ]
     return "::".join((file, *shared)) if shared else None
@@ -130,7 +130,7 @@ def isolated() -> Iterator[None]:
 
 
 def _free_cached_memory() -> None:
-    """Give back what the allocator keeps of a GPU, which other workers share."""
+    """Release the allocator's cached GPU memory, because other workers share the GPU."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -157,7 +157,7 @@ def no_compiler(
     tmp_path_factory: pytest.TempPathFactory,
     repeated_warnings: None,
 ) -> Iterator[None]:
-    """A machine without any compiler on PATH, where nothing has been said yet."""
+    """A machine without any compiler on PATH, with no warnings given yet."""
     from torch._inductor import config as inductor_config
 
     from inductor_ext.toolchain import components
@@ -166,7 +166,7 @@ def no_compiler(
     for variable in ("CXX", "CC"):
         monkeypatch.delenv(variable, raising=False)
     components.clear()
-    # Inductor has read CXX when it was imported.
+    # Inductor read CXX when it was imported.
     with inductor_config.patch({"cpp.cxx": (None, "g++")}):
         yield
     components.clear()
@@ -175,9 +175,8 @@ def no_compiler(
 def _untraced() -> contextlib.AbstractContextManager[object]:
     """Keep pytest's log capture off torch's structured trace.
 
-    pytest hangs it on every logger that does not propagate. To torch a handler there means that
-    somebody wants every payload rendered, which takes time and fails for tensor subclasses whose
-    repr looks at data.
+    pytest attaches it to every logger that does not propagate. If there is a handler, torch renders
+    every payload, which takes time and fails for tensor subclasses whose repr reads data.
     """
     logging = sys.modules.get("torch._logging._internal")
     if logging is None:

@@ -1,4 +1,4 @@
-"""Flags for numerics on a CUDA device: bits of results, and what is measured under them."""
+"""Flags for numerics on a CUDA device: bits of results, and tuning under the flags."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def results(function: Function, backend: str, *inputs: torch.Tensor) -> torch.Te
 @pytest.mark.parametrize("function", [norm, linear])
 @pytest.mark.parametrize("rows", [1, 32])
 def test_under_batch_invariance_bits_are_those_of_inductor(function: Function, rows: int) -> None:
-    """Each row's are as invariant as those of Inductor (default) then."""
+    """Each row's bits are as invariant as with Inductor (default)."""
     generator = torch.Generator("cuda").manual_seed(0)
     x, w = (
         torch.randn(count, 4096, device="cuda", dtype=torch.bfloat16, generator=generator)
@@ -59,7 +59,7 @@ def test_under_batch_invariance_bits_are_those_of_inductor(function: Function, r
         stock, ours = (
             results(function, name, x[:rows].clone(), w) for name in ("inductor", "inductor_ext")
         )
-    # Upstream may measure and choose a Triton template for a product, in either compile.
+    # Inductor may measure and choose a Triton template for a matmul, in either compile.
     if function is norm:
         assert torch.equal(ours, stock)
     else:

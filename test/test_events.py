@@ -1,4 +1,4 @@
-"""Records: what they say, and that each way of looking at them shows them and nothing else."""
+"""Records: their content, and that each way to read them returns them and nothing else."""
 
 from __future__ import annotations
 

@@ -36,10 +36,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"aot", "backend"}),
     frozenset({"__main__", "cli", "report"}),
 )
-"""The rooms, lowest layer first: modules and subpackages directly in the package, and single
+"""The units, lowest layer first: modules and subpackages directly in the package, and single
 modules of a subpackage that belong to a lower layer than the rest of it.
 
-A room imports from its own layer and from lower ones, and no two rooms import each other.
+A unit imports from its own layer and from lower ones, and no two units import each other.
 """
 
 FEATURES: dict[str, frozenset[str]] = {
@@ -53,7 +53,7 @@ IMPORTERS: dict[str, frozenset[str]] = {
     "backend": frozenset({"aot", "cli", "__main__"}),
     "cli": frozenset({"__main__"}),
 }
-"""The rooms that nothing may import but the ones named here."""
+"""The units that only the ones named here may import."""
 
 PURE = (
     "autotune.accuracy",
@@ -151,14 +151,14 @@ PURE = (
     "templates.triton.templates",
     "templates.versions",
 )
-"""Modules that know no compiler: neither they nor what they import load one of `COMPILERS`."""
+"""Pure modules: neither they nor their imports load one of `COMPILERS`."""
 
 COMPILERS = ("torch._inductor", "triton", "cutlass_library", "cutlass_cppgen", "cutlass")
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module or name, as a dotted path, and where it stands."""
+    """One imported module or name, as a dotted path, and its position."""
 
     path: str
     line: int
@@ -210,14 +210,14 @@ def imports(package: Path, file: Path) -> list[Import]:
 
 
 def room(name: str) -> str:
-    """The room of a module, or of a name in it."""
+    """The unit of a module, or of a name in it."""
     first, *rest = name.split(".")
     single = ".".join([first, *rest[:1]])
     return single if any(single in layer for layer in LAYERS) else first
 
 
 def imported_room(package: Path, path: str) -> str | None:
-    """The room that an imported path leads to; None outside the package, empty for its top."""
+    """The unit of an imported path; None outside the package, empty for its top."""
     first, _, rest = path.partition(".")
     if first != package.name:
         return None
@@ -228,7 +228,7 @@ def imported_room(package: Path, path: str) -> str | None:
 
 
 def violations(package: Path) -> list[str]:
-    """What breaks the rules above, one readable line each."""
+    """Violations of the rules above, one line each."""
     layer_of = {name: index for index, layer in enumerate(LAYERS) for name in layer}
     feature_of = {name: feature for feature, rooms in FEATURES.items() for name in rooms}
     problems = [
@@ -275,7 +275,7 @@ def violations(package: Path) -> list[str]:
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The modules that a fresh interpreter holds after `statement`."""
+    """The modules that a new interpreter has loaded after `statement`."""
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
@@ -326,7 +326,7 @@ def test_pure_modules_know_no_compiler(name: str) -> None:
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A package with an empty module for every room."""
+    """A package with an empty module for every unit."""
     package = tmp_path / "inductor_ext"
     package.mkdir()
     names = {name for layer in LAYERS for name in layer}

@@ -49,7 +49,7 @@ class TestDecision:
 
     @torch.no_grad()
     def test_a_kernels_own_allocation_counts_to_the_end(self) -> None:
-        """Stock drops the line that frees it at the end; its peak has to hold it all the same."""
+        """Inductor drops the line that frees it at the end; the peak has to include it."""
 
         def filtered(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return torch.conv2d(x, weight).sum(1)
@@ -109,7 +109,7 @@ class TestDecision:
 
     @torch.no_grad()
     def test_outputs_do_not_keep_intermediates_alive(self) -> None:
-        """Stock's combined pool lives as long as one output in it."""
+        """Inductor's combined pool lives as long as one output in it."""
 
         def small_output(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return matmuls(x, y, y)[:4]
@@ -191,7 +191,7 @@ class TestCombinations:
     def test_stack_allocation(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_stack: bool
     ) -> None:
-        """Stock gives it up for a graph with external kernels; then there are arenas."""
+        """Inductor disables it for a graph with external kernels; then there are arenas."""
         # Inductor looks at the setting once a process, when it first needs a wrapper for the CPU.
         common.init_backend_registration()
         array_ref = dataclasses.replace(
@@ -215,7 +215,7 @@ class TestCombinations:
                 inductor_configs={"aot_inductor.allow_stack_allocation": True},
             )
         assert [bool(record.arenas) for record in records] == ([] if on_stack else [True])
-        # Stack allocation is stock's frame, whose packages crash at load on some machines.
+        # Stack allocation uses Inductor's wrapper, whose packages crash at load on some machines.
         if not aot_util.crashes_at_load(path):
             check(torch._inductor.aoti_load_package(path), Module(), *inputs)
 
@@ -318,7 +318,7 @@ def test_out_variants_of_custom_operators_may_need_memory(monkeypatch: pytest.Mo
 
 
 def test_threads_do_not_share_the_planner() -> None:
-    """One thread compiles with stock's pools while the other plans."""
+    """One thread compiles with Inductor's pools while the other plans."""
     codes: dict[str, str] = {}
 
     def work(backend: str) -> None:

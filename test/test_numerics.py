@@ -1,4 +1,4 @@
-"""Flags for numerics: what they say, where they hold, and that each compile obeys them."""
+"""Flags for numerics: their values, their scope, and that each compile obeys them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS = {
     "allow_fp16_reduced_precision_reduction": False,
     "allow_bf16_reduced_precision_reduction": False,
 }
-"""Values that are not the defaults."""
+"""Other values than the defaults."""
 
 has_batch_invariant = pytest.mark.skipif(
     not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
@@ -41,7 +41,7 @@ def restored() -> Iterator[None]:
 
 
 def in_mode(monkeypatch: pytest.MonkeyPatch, mode: object) -> None:
-    """Stands for torch 2.15's config.numerics."""
+    """Stand-in for torch 2.15's config.numerics."""
     flags = types.SimpleNamespace(
         emulate_precision_casts=False,
         eager_numerics=types.SimpleNamespace(),
@@ -114,7 +114,7 @@ class TestInductorsFlags:
         assert not numerics.has_strict_reductions(types.SimpleNamespace())
 
     def test_they_are_in_inductors_cache_key(self) -> None:
-        """So that ours needs no copy of them."""
+        """So that the extension's key does not need them."""
         saved = inductor_config.save_config_portable()
         names = ["emulate_precision_casts", "deterministic", "batch_invariant", "numerics"]
         names.append("eager_numerics.use_pytorch_libdevice")
@@ -172,7 +172,7 @@ def test_a_program_multiplies_as_its_problem_says() -> None:
     )
     with reference.precision(freed):
         assert numerics.matmul_flags() == freed.math_flags
-        # Also where the process is set otherwise than it was for the problem.
+        # Also if the process has other flags than the problem.
         with reference.precision(plain):
             assert numerics.matmul_flags() is None
         assert numerics.matmul_flags() == freed.math_flags

@@ -1,4 +1,4 @@
-"""Settings and options: declared once, checked where they are given, documented as they are."""
+"""Settings and options: declared once, checked when they are set, and documented."""
 
 from __future__ import annotations
 
@@ -239,12 +239,12 @@ class TestOptions:
         assert inductors == current
 
     def test_split_is_at_least_as_lenient_as_inductor(self) -> None:
-        """What torch.compile(options=...) takes for stock Inductor, it takes for us."""
+        """torch.compile(options=...) accepts the same options as for Inductor (default)."""
         samples: list[Any] = [True, 3, 0.5, "x", None, [], ["x"], {}, {"a": 1}, (), len]
         for name in torch._inductor.list_options():
             annotation = inductor_config.get_type(name)
             if typing.get_origin(annotation) is not None:
-                continue  # stock does not look at these at all
+                continue  # Inductor (default) does not read these at all
             for value in samples:
                 try:
                     torch._TorchCompileInductorWrapper(None, {name: value}, None)

@@ -1,4 +1,4 @@
-"""AOT packages: by our function, by stock's inside an activation, loaded by stock's loaders."""
+"""AOT packages of the extension's and torch's functions, loaded by torch's loaders."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "cpp"
 
 @pytest.fixture(scope="module")
 def package(program: ExportedProgram, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]:
-    """A package made by our function, and what was recorded meanwhile."""
+    """A package of the extension's function, and the records of its compile."""
     path = tmp_path_factory.mktemp("aot") / "net.pt2"
     configs = {"fallback_to_eager": False, "aot_inductor.use_runtime_constant_folding": False}
     configs_before = dict(configs)
@@ -91,7 +91,7 @@ def test_inductor_cpp_loader_binding_loads_it(net: Net, package: tuple[str, Any]
 
 
 def header_of(package: str, folder: pathlib.Path) -> pathlib.Path:
-    """The C header that lies in a package, written into a folder."""
+    """The C header of a package, extracted to a folder."""
     with zipfile.ZipFile(package) as file:
         (name,) = [name for name in file.namelist() if name.endswith("/model.h")]
         (folder / "model.h").write_bytes(file.read(name))
@@ -130,7 +130,7 @@ def test_a_cmake_project_loads_it(
     configure += [f"-DMODEL_HEADERS={header_of(package[0], tmp_path)}"]
     done = subprocess.run(configure, capture_output=True, text=True)
     if "PyTorch: CUDA cannot be found" in done.stderr:
-        # torch's own CMake files ask for it, whatever device the project uses.
+        # torch's own CMake files require it, whatever device the project uses.
         pytest.skip(f"no complete CUDA toolkit, and torch {torch.__version__} is built for CUDA")
     assert done.returncode == 0, done.stderr
     subprocess.run(["cmake", "--build", str(build)], check=True, capture_output=True)
@@ -153,7 +153,7 @@ def test_records_describe_the_package(package: tuple[str, Any]) -> None:
 
 
 def test_manifest_names_the_compiler(package: tuple[str, Any]) -> None:
-    """gcc answers what Inductor asks it, `-v`, with how it was configured."""
+    """gcc answers Inductor's `-v` with its configuration."""
     with zipfile.ZipFile(package[0]) as archive:
         versions = json.loads(archive.read("net/extra/inductor_ext/manifest.json"))["versions"]
     version = subprocess.check_output([components.probe("cxx").path, "--version"], text=True)
@@ -161,7 +161,7 @@ def test_manifest_names_the_compiler(package: tuple[str, Any]) -> None:
 
 
 def test_package_is_named_after_its_path(package: tuple[str, Any]) -> None:
-    """As stock names it; a package published under another name would show that one inside."""
+    """The name is torch's; a package published under another name would contain that one."""
     with zipfile.ZipFile(package[0]) as archive:
         roots = {name.split("/")[0] for name in archive.namelist()}
     assert roots == {"net"}
@@ -210,7 +210,7 @@ def test_disabled_means_inductor(
 
 
 class TestRefusals:
-    """Each before any compile: none of these may touch the disk or Inductor."""
+    """Each before any compile, without touching the disk or Inductor."""
 
     @pytest.fixture(autouse=True)
     def no_compile(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ class TestRefusals:
             inductor_ext.aoti_compile_and_package(program, package_path=tmp_path / "net.pt2")
 
     def test_disk_that_is_full(self, tmp_path: pathlib.Path) -> None:
-        """Also what is known only when the package is written is said by an error of ours."""
+        """Errors that occur only when the package is written are classes of the extension, too."""
 
         def second_half() -> bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

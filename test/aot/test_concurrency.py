@@ -22,7 +22,7 @@ from test.support.aot_util import Artifact
 
 
 class Layers(nn.Module):
-    """A multiplication in a library and a fused kernel, with a width to tell models apart."""
+    """A library matmul and a fused kernel, with a width that distinguishes models."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def described(artifact: Artifact) -> tuple[str, list[str], Any]:
 
 
 def test_compiles_in_two_threads(device: str) -> None:
-    """Each gives the artifact that it gives alone."""
+    """Each compile gives the same artifact as alone."""
     models = [layers(device, width) for width in (5, 11)]
     metadata = [{"who": "first", "one": "1"}, {"who": "second"}]
 
@@ -103,7 +103,7 @@ def test_compiles_in_two_threads(device: str) -> None:
 
 
 def test_grad_mode(device: str) -> None:
-    """Compiled and called with grad mode on: values, and no graph of autograd's."""
+    """Compiled and called with grad mode on: the outputs have no autograd graph."""
     model, x = layers(device)
     program = torch.export.export(model, (x,))
     with torch.enable_grad():
@@ -141,7 +141,7 @@ def test_autocast(device: str) -> None:
 
 
 def test_profiler_ranges(device: str) -> None:
-    """With Inductor's option on, each kernel of the model is a range of its own."""
+    """With Inductor's option, each kernel of the model is a profiler range."""
     model, x = layers(device)
     artifact = aot_util.compile_model(model, (x,), cpp__enable_kernel_profile=True)
     artifact.check(x)
@@ -169,7 +169,7 @@ def test_several_models_in_one_package(device: str, tmp_path: pathlib.Path) -> N
 
 
 def test_output_path_of_a_library(device: str, tmp_path: pathlib.Path) -> None:
-    """`aot_compile` puts a `.so` where it is told to, and the weights go with it."""
+    """`aot_compile` writes the `.so` to the requested path, with the weights."""
     model, x = layers(device)
     target = tmp_path / "net" / "model.so"
     with inductor_ext.activate():
@@ -190,7 +190,7 @@ def test_output_path_of_a_library(device: str, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("runners", [1, 3])
 def test_threads_through_one_loaded_model(artifact: Artifact, device: str, runners: int) -> None:
-    """Right results for everybody, whatever the number of runners, and nobody waits for ever."""
+    """Results are correct for all threads and any number of runners, without deadlock."""
     loaded = aot_util.load(artifact.path, num_runners=runners)
     threads, calls = 8, 50
     inputs = [torch.randn(2 + i, 4, device=device) for i in range(threads)]
@@ -231,7 +231,7 @@ print(json.dumps(kinds))
 
 
 def test_single_operators_with_a_cache_that_stays(device: str) -> None:
-    """Torch's `aoti_eager`: the first process compiles the operator, the next one finds it."""
+    """torch's `aoti_eager`: the first process compiles the operator, the next one loads it."""
     from torch._inductor.aoti_eager import aoti_eager_cache_dir
 
     folder = aoti_eager_cache_dir("aten", device)

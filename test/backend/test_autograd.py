@@ -70,8 +70,8 @@ class TestHooks:
 
         expected = run(f)
         assert [name for name, _ in expected[1]] == ["output", "input"]
-        # Dynamo takes a hook within the graph into the graph only under compiled autograd; without
-        # it, it hangs the hook on the intermediate, which it makes an output.
+        # Dynamo traces a hook into the graph only under compiled autograd; without
+        # it, it registers the hook on the intermediate, which becomes an output.
         assert_same(run(torch.compile(f, backend=BACKEND)), expected)
 
     def test_post_accumulate_grad_hooks(self) -> None:
@@ -198,7 +198,7 @@ class TestCheckpointing:
         assert backward.count(mm) == plain_backward.count(mm) + 2
 
     def test_selective_checkpointing(self) -> None:
-        """Products are kept, what is cheap is recomputed."""
+        """Matmuls are saved, cheap operators are recomputed."""
         mm, sin = torch.ops.aten.mm.default, torch.ops.aten.sin.default
 
         def policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

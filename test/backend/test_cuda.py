@@ -1,4 +1,4 @@
-"""The backend on a CUDA device: numbers, backward threads, CUDA graphs, modes and cache keys."""
+"""The backend on a CUDA device: numerics, backward threads, CUDA graphs, modes and cache keys."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_cache_entries_of_both_backends_are_separate() -> None:
     model = MLP().cuda()
     x = torch.randn(8, 96, device="cuda")
     seen = []
-    tag = secrets.token_hex()  # nothing of an earlier run is hit
+    tag = secrets.token_hex()  # no cache hits from an earlier run
     for backend in ("inductor", "inductor_ext", "inductor_ext", "inductor"):
         torch._dynamo.reset()
         counters.clear()

@@ -56,7 +56,7 @@ class TestDataParallel:
         assert kinds == TRAINING
 
     def test_ddp_optimizer_splits_at_buckets(self) -> None:
-        """A bucket a layer: as many graphs, so that each bucket's reduction overlaps the rest."""
+        """One bucket and one graph per layer, so that each bucket's reduction overlaps the rest."""
         from torch.nn.parallel import DistributedDataParallel
 
         class Deep(torch.nn.Module):
@@ -84,7 +84,7 @@ class TestDataParallel:
         assert kinds == {"forward": 3, "backward": 3}
 
     def test_ddp_communication_hook(self) -> None:
-        """A hook that scales gradients instead of averaging them runs once a bucket."""
+        """A hook that scales gradients instead of averaging them runs once per bucket."""
         from torch.nn.parallel import DistributedDataParallel
 
         net = Net()

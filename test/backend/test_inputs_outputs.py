@@ -115,7 +115,7 @@ class TestLayouts:
         check(f, lambda: (torch.tensor(1.5, requires_grad=True), torch.tensor(3)), backward=True)
 
     def test_zero_size(self) -> None:
-        """Empty tensors in and out: sums are 0, a product over no element is 1."""
+        """Empty tensors in and out: an empty sum is 0, an empty product is 1."""
 
         def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return x @ w, x.sum(), x.prod(), x.sum(dim=0), torch.cat([x, x]), w.t() @ x.t(), x + 1
@@ -338,7 +338,7 @@ class Labelled(torch.Tensor):
         self.value, self.label = value, label
 
     def __repr__(self) -> str:  # type: ignore[override]
-        # torch's own looks at the data, of which there is none while a graph is traced.
+        # torch's own repr reads the data, which does not exist while a graph is traced.
         return f"Labelled({self.label!r}, {tuple(self.shape)})"
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:

@@ -119,7 +119,7 @@ class TestGradModes:
 class TestAutocast:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_around_the_call(self, dtype: torch.dtype) -> None:
-        """Products in the low precision, weights and their gradients in float32."""
+        """Matmuls in the low precision, weights and their gradients in float32."""
         model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
         with torch.autocast("cpu", dtype=dtype):
             compiled = check(model, lambda: (randn(4, 8),), backward=True, tolerance=5e-2)

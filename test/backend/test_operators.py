@@ -255,7 +255,7 @@ class TestFunctorch:
 
     @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad], ids=["vmap", "grad"])
     def test_transform_of_a_compiled_function(self, transform: Callable[..., Any]) -> None:
-        """Stock runs the compiled function's original under an outer transform; so do we."""
+        """Under an outer transform the original function runs, as with Inductor (default)."""
 
         def f(x: torch.Tensor) -> torch.Tensor:
             return (x.sin() * 2).sum()

@@ -1,7 +1,7 @@
-"""Ways to call torch.compile, and what torch offers around it, with our backend.
+"""Ways to call torch.compile with the extension's backend, and torch's APIs around it.
 
 Modes and options and how far they reach; stances, resets, regions, threads, copies; ahead-of-time
-and caching front ends of dynamo; and torch's own paths next to ours, unaffected.
+and caching front ends of dynamo; and torch's own paths, unaffected.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TestSpellings:
         check(net, batch, backward=True, compiled=compiled, graphs={})
 
     def test_explain(self) -> None:
-        """dynamo.explain and a counter around our backend see the graphs that it gets."""
+        """dynamo.explain and a counter around the backend see its graphs."""
 
         def f(x: torch.Tensor) -> torch.Tensor:
             y = x.sin()
@@ -127,7 +127,7 @@ class TestSpellings:
 class TestModes:
     @pytest.mark.parametrize("mode", MODES)
     def test_values_and_reach(self, mode: str) -> None:
-        """A mode's options hold in the forward and in the backward, compiled later, not beyond."""
+        """A mode's options apply to the forward and the later backward, and to no other compile."""
         expected = torch._inductor.list_mode_options(mode)
         before = inductor_config.get_config_copy()
         spy = ConfigSpy(*expected)
@@ -162,7 +162,7 @@ class TestModes:
 
 class TestOptions:
     def test_reach_the_forward_and_the_late_backward_only(self) -> None:
-        """Also through dashes in the names, and where an option is not the default's type alone."""
+        """Also with dashes in names, and if an option's type is not that of its default."""
         before = inductor_config.get_config_copy()
         spy = ConfigSpy("max_fusion_size", "epilogue_fusion", "cpp.simdlen")
         options = {
@@ -202,7 +202,7 @@ class TestOptions:
         ids=lambda options: next(iter(options)),
     )
     def test_those_of_torch_compile_itself(self, options: dict[str, Any]) -> None:
-        """torch.compile takes them out before a backend sees them; use_aoti is for stock alone."""
+        """torch.compile removes them before a backend sees them; use_aoti is for Inductor only."""
         check(torch.sin, batch, options=options)
 
     @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ class TestStances:
             check(torch.tan, lambda: batch(9), compiled=compiled, graphs={})
 
     def test_force_backend(self) -> None:
-        """Code compiled for stock's name is compiled by us under the stance."""
+        """Code compiled with backend="inductor" is compiled by the extension under the stance."""
         compiled = torch.compile(torch.exp)
         with torch.compiler.set_stance("default", force_backend=BACKEND):
             check(torch.exp, batch, compiled=compiled)
@@ -282,7 +282,7 @@ class TestReuse:
             compiled = torch.compile(torch.sin, backend=backend, mode="reduce-overhead")
             compiled(*batch())
             torch._dynamo.reset()
-        # Where there is a GPU, what earlier tests have left may be dropped as well, and twice.
+        # With a GPU, CUDA graphs of earlier tests may be dropped as well, and twice.
         assert set(BACKENDS) <= set(dropped)
 
     def test_reset_code_of_one_function(self) -> None:
@@ -298,7 +298,7 @@ class TestReuse:
         check(g, batch, compiled=second)
 
     def test_both_backends_on_one_function(self) -> None:
-        """Dynamo keeps one entry a backend for the same code; a call reaches its own."""
+        """Dynamo has one entry per backend for the same code; a call uses that of its backend."""
 
         def f(x: torch.Tensor) -> torch.Tensor:
             return x.sin() + 1
@@ -324,7 +324,7 @@ class TestReuse:
         assert_same(both(*batch()), first(*batch()) + second(*batch()))
 
     def test_region_of_a_model(self) -> None:
-        """Only the compiled submodule reaches us; the surrounding model stays eager."""
+        """Only the submodule is compiled; the surrounding model stays eager."""
         model = torch.nn.Sequential(Net(), torch.nn.Tanh(), torch.nn.Linear(2, 2))
         reference = copy.deepcopy(model)
         model[0] = torch.compile(model[0], backend=BACKEND)
@@ -383,7 +383,7 @@ class TestThreads:
         for thread in threads:
             thread.join()
         assert_same([outputs[i] for i in range(4)], [net(x) for x in inputs])
-        # As with stock, threads that wait for the first compile go on to compile for themselves.
+        # As with Inductor (default), threads that wait for a compile then compile themselves.
         assert 1 <= counters["stats"]["unique_graphs"] <= 4
         check(net, batch, compiled=compiled, graphs={})
 
@@ -468,7 +468,7 @@ class TestNextToTorchsOwnPaths:
 
 class TestPrecompilation:
     def test_aot_compile_saves_and_loads(self, tmp_path: Any) -> None:
-        """aot_compile: an artifact with our kernels, loaded and run without compiling."""
+        """aot_compile: an artifact of the extension, loaded and run without compiling."""
 
         def f(x: torch.Tensor) -> torch.Tensor:
             return x.sin() + 1
@@ -512,7 +512,7 @@ class TestPrecompilation:
             assert run() == 1
 
     def test_caching_precompile(self) -> None:
-        """Dynamo's own cache, guards included: the second start loads what we compiled."""
+        """Dynamo's own cache, guards included: the second start loads the extension's code."""
         self._precompile_twice(BACKEND)
 
     @pytest.mark.xfail(
@@ -520,7 +520,7 @@ class TestPrecompilation:
         raises=AssertionError,
     )
     def test_caching_precompile_distinguishes_backends(self) -> None:
-        """What "inductor" left in DynamoCache is not what our backend would compile."""
+        """Entries of backend "inductor" in DynamoCache are not used for "inductor_ext"."""
         self._precompile_twice("inductor")
 
     @staticmethod
@@ -546,7 +546,7 @@ class TestPrecompilation:
 
 
 def test_regional_inductor() -> None:
-    """torch's regional_inductor compiles the annotated part alone; under an activation, we do."""
+    """regional_inductor compiles only the annotated part; if active, the extension does so."""
     from torch._dynamo.backends.common import aot_autograd
     from torch.fx.passes.regional_inductor import regional_inductor
 
@@ -570,5 +570,5 @@ def test_regional_inductor() -> None:
     "name" not in (torch.compile.__kwdefaults__ or {}), reason="no torch.compile(name=...)"
 )
 def test_name_of_a_region() -> None:
-    """torch.compile keeps the name for stock's wrapper; with another backend it does nothing."""
+    """torch.compile passes the name only to Inductor's wrapper; other backends ignore it."""
     check(torch.sin, batch, name="region")

@@ -1,6 +1,6 @@
-"""What newer releases of torch offer beside `torch.compile`, on the torch that has it.
+"""Features of newer torch releases beside `torch.compile`.
 
-Each feature works with the extension, or compiles by Inductor alone and says so.
+Each feature works with the extension, or is compiled by Inductor (default) with a warning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HALF = torch.bfloat16
 
 @contextlib.contextmanager
 def on_one_rank() -> Iterator[None]:
-    """Compile what any rank can run; only torch that has the option in the compiler's config."""
+    """Compile code that any rank can run; skip if this torch has no such option."""
     options = torch.compiler.config
     if not hasattr(options, "compile_on_one_rank"):
         pytest.skip("no torch.compiler.config.compile_on_one_rank")
@@ -39,7 +39,7 @@ def on_one_rank() -> Iterator[None]:
 
 
 def lines_with_index(code: str) -> list[str]:
-    """Lines of generated Python that name the device of the rank that has compiled them."""
+    """Lines of generated Python that contain the device index of the compiling rank."""
     baked = re.compile(r"cuda:\d|index=\d|_DeviceGuard\(\d|set_device\(\d|stream\(\d|counters_\d")
     return [line for line in code.splitlines() if baked.search(line)]
 
@@ -49,7 +49,7 @@ SPLIT = GemmConfig("splitk", 16, 32, 64, 2, 2, split_k=2, fused_split_k=True)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 class TestOnOneRank:
-    """Generated code takes the device when it runs, as Inductor's does."""
+    """Generated code determines the device when it runs, as Inductor's does."""
 
     CASES = (
         (GemmConfig("splitk", 16, 32, 64, 2, 2), {}),
@@ -183,7 +183,7 @@ def test_a_region_with_a_compiler_of_its_own_is_inductors(caplog: Any) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 @pytest.mark.parametrize("chosen", [None, GemmConfig("splitk", 16, 32, 64, 2, 2)])
 def test_combo_kernels_beside_matmuls_and_arenas(chosen: GemmConfig | None) -> None:
-    """Kernels that Inductor joins are one in the plan of memory, and matmuls stay what they are."""
+    """Combo kernels are one step of the memory plan, and matmuls are not combined."""
     pytest.importorskip("triton")
     from test.support import fake_cuda
 
@@ -203,7 +203,7 @@ def test_combo_kernels_beside_matmuls_and_arenas(chosen: GemmConfig | None) -> N
     assert ("tl.dot(" in code) == (chosen is not None)
     (record,) = records
     assert record.arenas
-    # Two buffers of one arena that are alive at the same time lie apart.
+    # Two buffers of one arena that are live at the same time do not overlap.
     placed = [storage for storage in record.storages if storage.arena is not None]
     for one, other in itertools.combinations(placed, 2):
         if one.arena == other.arena and one.start < other.end and other.start < one.end:
@@ -219,7 +219,7 @@ def test_combo_kernels_beside_matmuls_and_arenas(chosen: GemmConfig | None) -> N
     reason="no torch.compile(isolate_recompiles=...)",
 )
 def test_isolated_recompiles() -> None:
-    """Modules that share a code object do not count for each other's limit, and all are ours."""
+    """Modules with one code object do not share a recompile limit; the extension compiles all."""
 
     def compiled(size: int) -> Any:
         net = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU())
@@ -237,7 +237,7 @@ def test_isolated_recompiles() -> None:
 
 
 def test_a_mega_cache_without_memory_plans_is_reported_as_such() -> None:
-    """`save_cache_artifacts` packs Inductor's entries, not our plans beside them."""
+    """`save_cache_artifacts` packs Inductor's entries, but not memory plans."""
     from torch._inductor.utils import fresh_cache
     from torch.compiler._cache import CacheArtifactManager
 

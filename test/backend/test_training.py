@@ -166,7 +166,7 @@ class TestSteps:
 
         kind, message = compile_util.assert_fails_as_stock(attempt)
         assert kind is RuntimeError
-        # Later releases say what is missing; torch 2.11 leaves the gradient without a graph.
+        # Later releases raise a specific error; torch 2.11 returns a gradient without a graph.
         assert "double backward" in message or "does not require grad" in message
 
     def test_functional_call(self) -> None:
@@ -262,7 +262,7 @@ def test_dataclass_of_losses() -> None:
 
 
 def test_both_backends_train_equally() -> None:
-    """Both backends on one model, in turns: same gradients, each through its own graphs."""
+    """Both backends alternately on one model: same gradients, each through its own graphs."""
     net = Net()
     gradients = []
     for backend in (*BACKENDS, *BACKENDS):

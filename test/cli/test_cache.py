@@ -1,4 +1,4 @@
-"""`inductor-ext cache`: what it says of the cache of artifacts, and what it removes."""
+"""`inductor-ext cache`: its report on the artifact cache, and what it removes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
-    """The store that the command looks at."""
+    """The store that the command reads."""
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_DIR", str(tmp_path / "artifacts"))
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_SIZE", "2 MiB")
     return ArtifactStore(tmp_path / "artifacts", 2**21)

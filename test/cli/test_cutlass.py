@@ -1,4 +1,4 @@
-"""`inductor-ext cutlass`: which kernels are built ahead, and what is said of those in the store."""
+"""`inductor-ext cutlass`: which kernels are built ahead, and the report on stored ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = [(512, 384, 256)]
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
-    """An empty one, which the command uses."""
+    """An empty store, which the command uses."""
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_DIR", str(tmp_path))
     return ArtifactStore(kernel_folder(str(tmp_path)), 1 << 30)
 
@@ -142,7 +142,7 @@ class TestBuild:
         assert main.main(["cutlass", "build", *arguments, "--dry-run"]) == 2
         error = capsys.readouterr().err
         assert message in error
-        # Nor is a device offered that the architecture is not of.
+        # Devices of other architectures are not suggested.
         assert "H100" not in error.partition("Give")[2] or "--arch" not in arguments
 
     @pytest.mark.parametrize("option", ["--kernels", "--jobs"])
@@ -206,7 +206,7 @@ def test_kernels_are_listed_and_removed(
     assert main.main(["cutlass", "show", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [item["name"] for item in report["kernels"]] == ["kernel_0", "kernel_1", "kernel_2"]
-    # What somebody reads stays.
+    # Entries in use are not removed.
     with store.get(nvcc_build.key(sources[0])):
         assert main.main(["cutlass", "clean"]) == 0
     assert store.entry_keys() == [nvcc_build.key(sources[0])]

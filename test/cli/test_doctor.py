@@ -37,7 +37,7 @@ class TestProcess:
         report = json.loads(done.stdout)
         assert_schema(report, SCHEMA)
         assert done.returncode == (0 if report["ok"] else 1)
-        # The cache folder is named and not made.
+        # The cache folder is reported but not created.
         assert report["caches"][0]["path"].startswith(str(tmp_path / "tmp"))
         assert list((tmp_path / "tmp").iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""`inspect`, `verify` and `diff`: what they say of packages, and with which exit code."""
+"""`inspect`, `verify` and `diff`: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENTRIES = {
 
 
 def content() -> dict[str, Any]:
-    """A manifest that nothing was compiled for."""
+    """A manifest without a compiled model."""
     constants = [
         {
             "name": f"layer_{at}_weight",
@@ -95,7 +95,7 @@ def package(tmp_path: pathlib.Path) -> str:
 
 @pytest.fixture
 def stock(tmp_path: pathlib.Path) -> str:
-    """A package as stock writes it: without a manifest."""
+    """A package as torch writes it: without a manifest."""
     path = tmp_path / "stock.pt2"
     with open(path, "wb") as file:
         writer = zip_writer.Writer(file, "stock")

@@ -65,7 +65,7 @@ class TestCommandLine:
 
 
 class TestOwnCommand:
-    """A command is one line in the table and a module; errors are the command line's business."""
+    """A command is a line of the table and a module; the command line handles its errors."""
 
     @pytest.fixture
     def command(self, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:

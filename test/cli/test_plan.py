@@ -1,4 +1,4 @@
-"""`inductor-ext plan`: what it prints and writes, and what it refuses before it writes anything."""
+"""`inductor-ext plan`: its output and files, and arguments rejected before anything is written."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:
 
 @pytest.fixture
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
-    """What the solver was called with; it finds the worst plan with less than 5,000 iterations."""
+    """The solver's arguments; with less than 5,000 iterations it returns the worst plan."""
     seen: list[dict[str, int]] = []
 
     def recorded(problem: tuple[Interval, ...], **options: int) -> Placement:

@@ -1,4 +1,4 @@
-"""`inductor-ext tune`: what it says of tuning results, and carrying them to other machines."""
+"""`inductor-ext tune`: its report on tuning results, and their transfer to other machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ON_H100 = dataclasses.replace(HERE, device="NVIDIA H100 80GB HBM3")
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TuningDatabase:
-    """The store that the command looks at, with a measurement of this machine and an import."""
+    """The store that the command reads, with a measurement of this machine and an import."""
     monkeypatch.setenv("INDUCTOR_EXT_TUNING_CACHE_DIR", str(tmp_path / "store"))
     monkeypatch.setattr(stores, "TABLES", tmp_path / "no_tables")
     store = TuningDatabase(tmp_path / "store")
@@ -172,7 +172,7 @@ def test_import_into_a_folder_that_cannot_be_written_fails(
 def test_what_is_done_in_part_fails_and_says_what_was_done(
     store: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The file of the fourth can neither be replaced nor removed.
+    # The fourth problem's file can neither be replaced nor removed.
     store.files.path_of("imported", problem(3)).mkdir()
     write_table(tmp_path / "table.json", [entry(index) for index in range(5)])
     assert main.main(["tune", "import", str(tmp_path / "table.json")]) == 2

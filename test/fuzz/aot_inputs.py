@@ -1,13 +1,13 @@
-"""Random calls of artifacts, right and wrong, from the command line or from a test.
+"""Random calls of artifacts, valid and invalid, from the command line or from a test.
 
-Right calls are drawn from the signature: values of its symbols within their ranges and constraints,
-and tensors of the sizes and strides that follow. Wrong ones are right ones with one to three
+Valid calls are drawn from the signature: values of its symbols within their ranges and constraints,
+and tensors of the resulting sizes and strides. Invalid calls are valid ones with one to three
 changes: another dtype, rank, size, stride, layout or device, a lazy conjugate or negative, a list
-or None for a tensor, another number, constant or structure. Which a call is, is decided by an
-oracle (`aot_checks.accepts`) that shares nothing with what compiles the checks. Then
+or None for a tensor, another scalar, constant or structure. An oracle (`checks_library.accepts`)
+that shares no code with the compiled checks decides which calls are valid. Then
 
-- a right call gives the eager model's result;
-- a wrong one raises `exc.InputMismatchError`, and nothing else happens.
+- a valid call gives the eager model's result;
+- an invalid one raises `exc.InputMismatchError`, and nothing else happens.
 
     python -m test.fuzz.aot_inputs --calls N --seed S [--models NAME ...]
 """
@@ -41,11 +41,11 @@ from inductor_ext.cpp_wrapper.signature.signature import (
 from test.support.checks_library import accepts
 
 LARGEST = 12
-"""Of a symbol's values, where its range allows more; a size is some multiple of it."""
+"""Maximum value of a symbol if its range allows more; a size is some multiple of it."""
 
 
 class Strict(torch.nn.Module):
-    """Takes one input of each kind."""
+    """A model with one input of each kind."""
 
     def forward(
         self,
@@ -72,7 +72,7 @@ class Strict(torch.nn.Module):
 
 
 class Strided(torch.nn.Module):
-    """Takes tensors of other strides than contiguous ones, and of other dtypes than float32."""
+    """A model with non-contiguous tensors, and other dtypes than float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A model and what it is exported with."""
+    """A model and the arguments of its export."""
 
     model: Callable[[], torch.nn.Module]
     call: Callable[[], Call]
@@ -171,7 +171,7 @@ EXAMPLES = {
 
 
 def right_leaves(signature: Signature, generator: random.Random) -> list[Any]:
-    """The arguments, flat, of a call that a signature allows."""
+    """The flat arguments of a call that a signature allows."""
     while True:
         values = {name: _drawn(limits, generator) for name, limits in signature.symbols.items()}
         try:
@@ -220,7 +220,7 @@ def _filled(
 
 
 def changed(value: Any, generator: random.Random) -> Any:
-    """A leaf like `value` that is most often not what the artifact takes."""
+    """A leaf like `value` that the artifact usually rejects."""
     if not isinstance(value, torch.Tensor):
         others: list[Any] = [7, -1, 0, 2.5, "other", None, torch.tensor(2), [1]]
         if isinstance(value, int):
@@ -232,7 +232,7 @@ def changed(value: Any, generator: random.Random) -> Any:
         where = generator.randrange(len(sizes))
         sizes[where] = max(0, sizes[where] + generator.choice([-2, -1, 1, 2, 7]))
         if kind < 2:
-            # With the strides that such a size would have.
+            # With the strides of such a size.
             order = sorted(range(len(sizes)), key=lambda d: (strides[d], -d))
             step = min(strides)
             for dimension in order:
@@ -260,7 +260,7 @@ def changed(value: Any, generator: random.Random) -> Any:
 
 
 def _lazy_negative(value: torch.Tensor) -> torch.Tensor:
-    """Of the same sizes and strides; as itself where torch has no complex numbers of such parts."""
+    """Complex, with the same sizes and strides; unchanged if torch has no complex dtype for it."""
     parts = {torch.float16: torch.complex32, torch.float32: torch.complex64}
     if value.dtype not in parts:
         return value
@@ -289,7 +289,7 @@ def restructured(call: Call, generator: random.Random) -> Call:
 
 
 def is_right(signature: Signature, leaves: Sequence[Any]) -> bool:
-    """Whether an artifact takes arguments that have the right structure."""
+    """Whether an artifact accepts arguments that have the right structure."""
     tensors: list[torch.Tensor | None] = []
     for inp, leaf in zip(signature.inputs, leaves, strict=True):
         if isinstance(inp, ConstantInput):
@@ -311,7 +311,7 @@ def is_right(signature: Signature, leaves: Sequence[Any]) -> bool:
 
 @dataclasses.dataclass
 class Tally:
-    """What came of the calls."""
+    """The results of the calls."""
 
     right: int = 0
     wrong: int = 0
@@ -323,7 +323,7 @@ def run(model: torch.nn.Module, loaded: Any, calls: int, seed: int) -> Tally:
 
     Args:
         model: in eager mode.
-        loaded: its artifact, as inductor_ext.load gives it.
+        loaded: its artifact, as inductor_ext.load returns it.
     """
     signature: Signature = loaded.signature
     spec = pytree.treespec_loads(signature.in_spec)
@@ -375,7 +375,7 @@ def _shown(leaves: Sequence[Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when something is wrong."""
+    """Run the command line; the exit code is 1 if a case fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--calls", type=int, default=1000, help="of all models together")
     parser.add_argument("--seed", type=int, default=0)

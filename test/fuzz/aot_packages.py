@@ -2,19 +2,19 @@
 
 A case takes an intact package and changes it: bits flipped, bytes cut out, put in or moved, the end
 missing, entries renamed (out of the folder, onto each other, into links), their contents exchanged,
-the manifest altered with its checksums left behind, or with all checksums made right again. Each is
-then loaded and called. What may come of it is
+the manifest altered with outdated checksums, or with all checksums corrected. Each is then loaded
+and called. The allowed outcomes are
 
 - an error of `inductor_ext.exc`, or
 - the results of the intact package;
 
-never another error, never other numbers, never the end of the process, and never a file anywhere,
-neither left in the folder for temporary files nor written outside of it. Shared libraries and
-weights are changed as well, but never with right checksums: that would be another model.
+never another error, other results, or the end of the process, and never a file that is left in the
+folder for temporary files or written outside of it. Shared libraries and weights are changed as
+well, but never with correct checksums: that would be another model.
 
     python -m test.fuzz.aot_packages [--package FILE] [--cases N] [--seed S] [--jobs N]
 
-A case is made from seed and number alone; `--only NUMBER` runs one again in this process.
+A case depends only on seed and number; `--only NUMBER` runs one again in this process.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ __all__ = ["Net", "contents", "expected", "inputs", "make_package", "mutate", "r
 
 _EVIL = "inductor_ext_fuzz_evil"
 _DEPTH = 4
-"""Folders between the sandbox's top and the folder for temporary files: `../` stays within it."""
+"""Folders between the sandbox and the folder for temporary files, so that `../` stays within it."""
 
 
 class Net(torch.nn.Module):
-    """Nested inputs, a constant that is no tensor, weights large enough not to be inlined."""
+    """Nested inputs, a non-tensor constant, weights too large to be inlined."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def inputs() -> tuple[Any, ...]:
 
 
 def make_package(path: str | os.PathLike[str]) -> None:
-    """Compile a `Net` into a package of ours."""
+    """Compile a `Net` into a package of the extension."""
     torch.manual_seed(0)
     program = torch.export.export(Net().eval(), inputs())
     inductor_ext.aoti_compile_and_package(program, package_path=path)
@@ -90,7 +90,7 @@ def flat(results: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def contents(package: bytes) -> dict[str, bytes]:
-    """The entries but for the manifest and the archive's bookkeeping."""
+    """The entries except the manifest and the archive's bookkeeping."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         return {
             name: opened.read(name)
@@ -107,7 +107,7 @@ def manifest_of(package: bytes) -> dict[str, Any]:
 
 
 def seal(entries: dict[str, bytes], content: Any, root: str = "net") -> bytes:
-    """A package in which every checksum is right.
+    """A package in which every checksum is correct.
 
     Args:
         entries: contents by name below the root folder.
@@ -141,7 +141,7 @@ class Case:
 
 
 def _flip(package: bytes, rng: random.Random) -> bytes:
-    """Bits, more often than not where the archive's structure and the manifest are."""
+    """Flipped bits, mostly in the archive's structure and the manifest."""
     data = bytearray(package)
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         places = [range(entry.offset - 60, entry.offset) for entry in opened.entries.values()]
@@ -173,7 +173,7 @@ def _truncate(package: bytes, rng: random.Random) -> bytes:
 
 
 def _splice(package: bytes, rng: random.Random) -> bytes:
-    """A stretch taken out, put in, or written twice."""
+    """A range removed, inserted, or duplicated."""
     begin, end = sorted(rng.randrange(len(package)) for _ in range(2))
     end = min(end, begin + rng.choice((1, 16, 512, 1 << 16)))
     stretch = package[begin:end]
@@ -190,7 +190,7 @@ def _splice(package: bytes, rng: random.Random) -> bytes:
 
 
 def _numbers(package: bytes, rng: random.Random) -> bytes:
-    """A field of the archive's directory or end, set to a number that means trouble."""
+    """A field of the archive's directory or end, set to a critical value."""
     data = bytearray(package)
     central = list(_signatures(package, b"PK\x01\x02"))
     end = package.rindex(b"PK\x05\x06")
@@ -219,7 +219,7 @@ def _signatures(package: bytes, signature: bytes) -> Iterator[int]:
 
 
 def _evil_names(name: str, others: Sequence[str], rng: random.Random) -> str:
-    """Another name, of the kind that leads somewhere else."""
+    """Another name, which may lead out of the folder."""
     up = "../" * rng.randrange(1, _DEPTH + 4)
     return rng.choice(
         (
@@ -251,7 +251,7 @@ def _evil_names(name: str, others: Sequence[str], rng: random.Random) -> str:
 
 
 def _zip(entries: Sequence[tuple[str, bytes, int]], root: str) -> bytes:
-    """An archive by hand, with whatever names; a third field is the file's mode."""
+    """An archive with arbitrary names; the third field is the file's mode."""
     parts, directory, at = [], [], 0
     for name, data, mode in entries:
         path = f"{root}{name}".encode("utf-8", "surrogateescape")
@@ -273,7 +273,7 @@ def _zip(entries: Sequence[tuple[str, bytes, int]], root: str) -> bytes:
 
 
 def _rename(package: bytes, rng: random.Random) -> bytes:
-    """Entries with other names, twice, without, or as links, in an archive that is intact."""
+    """Entries renamed, duplicated, dropped, or as links, in an intact archive."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         files = [(name, opened.read(name), stat.S_IFREG | 0o644) for name in opened.entries]
         root = f"{opened.root}/"
@@ -316,7 +316,7 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def _alter(content: Any, rng: random.Random) -> Any:
-    """JSON with one or more values changed, exchanged, taken out or put in."""
+    """JSON with one or more values changed, exchanged, removed or inserted."""
     content = copy.deepcopy(content)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
         if not isinstance(content, (dict, list)):
@@ -365,12 +365,12 @@ def _flip_text(text: str, rng: random.Random) -> str:
 
 
 def _forge(package: bytes, rng: random.Random) -> bytes:
-    """The manifest altered, and all checksums right again."""
+    """The manifest altered, and all checksums corrected."""
     return seal(contents(package), _alter(manifest_of(package), rng))
 
 
 def _tamper(package: bytes, rng: random.Random) -> bytes:
-    """The manifest altered, in an archive that is intact but for that."""
+    """The manifest altered, in an otherwise intact archive."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         files = {name: opened.read(name) for name in opened.entries}
     content = json.loads(files[manifest.PATH])
@@ -386,7 +386,7 @@ def _flip_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def _contents(package: bytes, rng: random.Random) -> bytes:
-    """Contents changed in an archive whose own checksums are right and whose manifest's are not."""
+    """Contents changed; the archive's checksums are correct and the manifest's are not."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         files = {name: opened.read(name) for name in opened.entries}
     for _ in range(rng.choice((1, 1, 2))):
@@ -399,7 +399,7 @@ def _contents(package: bytes, rng: random.Random) -> bytes:
 
 
 def _side_files(package: bytes, rng: random.Random) -> bytes:
-    """What lies beside library and weights changed, and all checksums right again."""
+    """Files other than library and weights changed, and all checksums corrected."""
     files = contents(package)
     names = [name for name in files if not name.endswith((".so", ".weights"))]
     if names:
@@ -422,11 +422,11 @@ _KINDS: tuple[tuple[int, Callable[[bytes, random.Random], bytes]], ...] = (
     (2, _contents),
     (1, _side_files),
 )
-"""Mutations, each with how often it is drawn."""
+"""Mutations with their relative frequency."""
 
 
 def mutate(package: bytes, seed: int, number: int) -> Case:
-    """The case of a number: the same for the same package, seed and number."""
+    """The case with a number: the same for the same package, seed and number."""
     rng = random.Random(f"{seed}:{number}")
     (chosen,) = rng.choices([kind for _, kind in _KINDS], [weight for weight, _ in _KINDS])
     return Case(chosen.__name__.strip("_"), chosen(package, rng))
@@ -436,12 +436,12 @@ def mutate(package: bytes, seed: int, number: int) -> Case:
 
 
 def attempt(data: bytes, sandbox: pathlib.Path, reference: Sequence[torch.Tensor]) -> str:
-    """What comes of loading and calling a package: "refused", "right", or what is wrong.
+    """The outcome of loading and calling a package: "refused", "right", or the error.
 
     Args:
         data: the package.
-        sandbox: an empty folder; the folder for temporary files lies within it.
-        wanted: the results of the intact package.
+        sandbox: an empty folder; the folder for temporary files is within it.
+        reference: the results of the intact package.
     """
     path = sandbox / "case.pt2"
     path.write_bytes(data)
@@ -465,7 +465,7 @@ def attempt(data: bytes, sandbox: pathlib.Path, reference: Sequence[torch.Tensor
 
 
 def _child(package_path: str, seed: int, sandbox: str) -> None:
-    """Run the cases whose numbers come from standard input; one line of JSON for each."""
+    """Run the cases whose numbers are read from standard input; print a line of JSON for each."""
     torch.set_num_threads(1)
     package = pathlib.Path(package_path).read_bytes()
     reference = expected(package_path)
@@ -476,7 +476,7 @@ def _child(package_path: str, seed: int, sandbox: str) -> None:
 
 
 def run_cases(package: str, seed: int, numbers: Sequence[int]) -> Iterator[tuple[int, str, str]]:
-    """Run cases in other processes, one at a time; one that dies is told of and replaced.
+    """Run cases in other processes, one at a time; one that dies is reported and replaced.
 
     Yields:
         Number, kind and outcome of each case.
@@ -526,7 +526,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code is 1 when something is wrong."""
+    """Run the command line; the exit code is 1 if a case fails."""
     import concurrent.futures
 
     options = _parse(arguments)

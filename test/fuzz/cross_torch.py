@@ -1,12 +1,12 @@
-"""Packages made under one torch and loaded under another: right, or refused by name.
+"""Packages compiled with one torch and loaded with another: correct, or rejected by name.
 
     python -m test.fuzz.cross_torch PYTHON PYTHON [PYTHON ...]
 
-Every interpreter, each with another torch, makes a package of each model below, and loads those of
-all others: by `inductor_ext.load` and by torch's own loader. What comes out is compared with what
-eager mode gave where the package was made. The table has a row for each pair of versions and
-loader; the program exits with 1 if a result is wrong, a process dies, or `inductor_ext.load`
-refuses something without naming the package and both versions.
+Every interpreter, each with another torch, compiles a package of each model below, and loads those
+of all others by `inductor_ext.load` and by torch's own loader. The results are compared with eager
+mode under the compiling torch. The table has a row for each pair of versions and loader; the
+program exits with 1 if a result is wrong, a process dies, or `inductor_ext.load` rejects a package
+without naming the package and both versions.
 
 Run by hand, since one environment has one torch. On a CPU.
 """
@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MODELS = frozenset(filter(None, os.environ.get("CROSS_TORCH_MODELS", "").split(",")))
-"""Those to try; all if empty."""
+"""Interpreters to try; all if empty."""
 
 LOADERS = ("inductor_ext.load", "torch.aoti_load_package")
 
 
 def models() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], Any, dict[str, Any]]]]:
-    """By name: how to make a model, its inputs, its dynamic shapes and its options."""
+    """By name: functions that create a model, its inputs, its dynamic shapes and its options."""
     import torch
     from torch import nn
     from torch.export import Dim
@@ -64,7 +64,7 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], Any, dict[str
             return values, places, total, ranks, torch.linalg.inv(x @ x.t() + 24 * torch.eye(3))
 
     class Named(nn.Module):
-        """An operator called by name, with a dtype, which torch 2.11 numbers otherwise."""
+        """An operator called by name, with a dtype, which torch 2.11 numbers differently."""
 
         def forward(self, x: torch.Tensor) -> Any:
             return torch.ops.cross_torch.convert(x + 1, torch.float64) * 2
@@ -89,7 +89,7 @@ def models() -> dict[str, Callable[[], tuple[Any, tuple[Any, ...], Any, dict[str
 
 
 def register() -> Any:
-    """Register the operator that "named" calls; it lives as long as what is returned."""
+    """Register the operator that "named" calls, as long as the returned object is alive."""
     import torch
 
     def convert(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -103,7 +103,7 @@ def register() -> Any:
 
 
 def make(folder: pathlib.Path) -> None:
-    """Write a package of each model, and what it is to give, to the folder."""
+    """Write a package of each model and its expected results to the folder."""
     import torch
 
     import inductor_ext
@@ -127,7 +127,7 @@ def make(folder: pathlib.Path) -> None:
 
 
 def load(folder: pathlib.Path) -> Iterator[dict[str, str]]:
-    """Load and run the folder's packages; what came of it."""
+    """Load and run the folder's packages; return the outcomes."""
     import torch
 
     import inductor_ext
@@ -170,7 +170,7 @@ def version(python: str) -> str:
 
 
 def is_good(what: str, loader: str, versions: tuple[str, str], package: str) -> bool:
-    """Whether that may come of loading a package made under another torch."""
+    """Whether an outcome is allowed for a package of another torch."""
     if what == "right":
         return True
     if loader == LOADERS[0]:
@@ -207,7 +207,7 @@ def main() -> int:
             for python in arguments.pythons:
                 done = child(python, "--load", str(folder))
                 records = map(json.loads, filter(None, done.stdout.splitlines()))
-                # The last word on each; "died" stays where nothing followed.
+                # The last outcome of each; "died" remains if none followed.
                 last = {(record["loader"], record["model"]): record["what"] for record in records}
                 pair = versions[maker], versions[python]
                 for loader in LOADERS:

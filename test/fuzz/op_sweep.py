@@ -1,19 +1,19 @@
-"""The operator sweep: PyTorch's operator samples through eager mode, stock and inductor_ext.
+"""The operator sweep: PyTorch's operator samples in eager mode, Inductor and inductor_ext.
 
     python -m test.fuzz.op_sweep                     the fixed sample of test/fuzz/op_sweep_data.py
     python -m test.fuzz.op_sweep --all --jobs 2      every operator; writes benchmarks/results/
     python -m test.fuzz.op_sweep addmm cat --dtypes float32
 
 A case is one entry of `op_db` with one dtype: its first few sample inputs, called in one compiled
-function. Promise held: wherever stock Inductor agrees with eager mode, so does inductor_ext. What
-"agrees" covers is said at `disagreement` and `layouts`; how a case is judged, at `judge`.
+function. The sweep checks that inductor_ext agrees with eager mode wherever Inductor (default)
+does. `disagreement` and `layouts` define what is compared, `judge` how a case is judged.
 
-Determinism. Random numbers: every run starts from one seed, and Inductor is told to take its random
-numbers from eager mode's generators (`fallback_random`), so that random operators are compared by
-value too. Memory that an operator leaves uninitialised cannot be compared: those operators
-(`UNINITIALIZED`) are held to shapes, dtypes and layouts. FX graph cache and AOTAutograd cache are
-off, so that each verdict comes from code generated in this run; compiled C++ is shared between
-stock and inductor_ext through Inductor's C++ cache, which is keyed by source text.
+Determinism: every run starts from one seed, and Inductor draws random numbers from eager mode's
+generators (`fallback_random`), so that random operators are compared by value too. Memory that an
+operator leaves uninitialized cannot be compared: of those operators (`UNINITIALIZED`) only shapes,
+dtypes and layouts are compared. FX graph cache and AOTAutograd cache are off, so that each verdict
+comes from code generated in this run; compiled C++ is shared between both backends through
+Inductor's C++ cache, which is keyed by source text.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ UNINITIALIZED = frozenset(
         "resize_as_",
     }
 )
-"""Operators whose result is, in part or whole, memory that nobody wrote."""
+"""Operators whose result is partly or wholly uninitialized memory."""
 
 TOLERANCES = {
     # Inductor's and eager mode's elementary functions differ by a few units in the last place, and
@@ -77,7 +77,7 @@ TOLERANCES = {
     torch.float64: (1e-7, 1e-7),
     torch.float32: (1e-5, 1e-5),
     torch.complex64: (1e-5, 1e-5),
-    # Inductor computes a fused chain in float32 and rounds once; eager rounds after every operator.
+    # Inductor computes fused operators in float32 and rounds once; eager rounds after each one.
     torch.float16: (2e-3, 1e-3),
     torch.bfloat16: (1.6e-2, 1e-2),
 }
@@ -85,7 +85,7 @@ TOLERANCES = {
 
 
 class Status(str, enum.Enum):
-    """What one backend made of one case."""
+    """The outcome of one case under one backend."""
 
     AGREES = "agrees"
     DISAGREES = "disagrees"
@@ -94,7 +94,7 @@ class Status(str, enum.Enum):
 
 
 class Verdict(str, enum.Enum):
-    """What a case says about inductor_ext."""
+    """The verdict of a case on inductor_ext."""
 
     AGREE = "agree"
     OURS_DISAGREES = "ours_disagrees"
@@ -103,7 +103,7 @@ class Verdict(str, enum.Enum):
     STOCK_FAILS = "stock_fails"
     EAGER_FAILS = "eager_fails"
     NOT_CAPTURED = "not_captured"
-    """Dynamo handed no graph to any backend: the operator ran in eager mode."""
+    """Dynamo passed no graph to any backend: the operator ran in eager mode."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -163,7 +163,7 @@ def operators() -> dict[str, Any]:
 
 
 def supported(cases: Sequence[Case]) -> list[Case]:
-    """Those of `cases` that the installed torch has, in their order."""
+    """The `cases` that the installed torch supports, in their order."""
     names = operators()
     return [
         case
@@ -179,9 +179,9 @@ def sample_cases() -> list[Case]:
 
 
 def batches(cases: Sequence[Case], size: int = BATCH) -> list[list[Case]]:
-    """Cases in groups that are compiled together, each of one dtype, operators in order.
+    """Groups of cases that are compiled together, each of one dtype, operators in order.
 
-    Known stock failures stand alone: they would only make their group be judged twice.
+    Known failures of Inductor are groups of one case: otherwise their group would be judged twice.
     """
     stock_failures = {(failure.operator, failure.dtype) for failure in data.STOCK_FAILURES}
     alone = [case for case in cases if (case.operator, case.dtype) in stock_failures]
@@ -221,7 +221,7 @@ class Run:
 
 @dataclasses.dataclass
 class Prepared:
-    """A case with the calls that eager mode accepts, and what eager mode makes of them."""
+    """A case with the calls that eager mode accepts, and their results in eager mode."""
 
     case: Case
     calls: list[Call]
@@ -304,7 +304,7 @@ def _settings() -> Iterator[None]:
 
     with (
         warnings.catch_warnings(),
-        # op_db wraps random operators in a function that seeds them, at which Dynamo stops.
+        # op_db wraps random operators in a function that seeds them, which breaks Dynamo's graph.
         mock.patch.object(common_methods_invocations, "wrapper_set_seed", _call),
         # Without these, operators whose result's shape or value depends on data stay in eager mode.
         torch._dynamo.config.patch(
@@ -314,7 +314,7 @@ def _settings() -> Iterator[None]:
         torch._functorch.config.patch(enable_autograd_cache=False),
         inductor_ext.config.patch(enabled=True, fallback_to_eager=False),
     ):
-        # An operator's warnings say nothing about how it was compiled.
+        # An operator's warnings are unrelated to its compilation.
         warnings.simplefilter("ignore")
         yield
 
@@ -325,7 +325,7 @@ def _compiled_outcome(backend: str, prepared: Sequence[Prepared], *, whole: bool
     Args:
         backend: "inductor" or "inductor_ext".
         prepared: the cases.
-        whole: refuse graph breaks, so that all calls are known to have been compiled.
+        whole: reject graph breaks, so that all calls are compiled.
     """
     from torch._dynamo.utils import counters
 
@@ -342,8 +342,8 @@ def _compiled_outcome(backend: str, prepared: Sequence[Prepared], *, whole: bool
     try:
         compiled = torch.compile(_program(calls), backend=backend, fullgraph=whole, dynamic=False)
         with events.capture() as records:
-            # Run twice and compare both afterwards: a second call must not write into memory that
-            # results of the first still hold.
+            # Run twice and compare both afterwards: a second call must not write into memory of the
+            # first call's results.
             runs = [_run(compiled, calls), _run(compiled, calls)]
     except Exception as error:
         return Outcome(Status.FAILS, reason(error))
@@ -404,10 +404,9 @@ def _assert_tensors_agree(left: torch.Tensor, right: torch.Tensor, *, values: bo
 def layouts(run: Run) -> list[tuple[tuple[int, ...], int | None]]:
     """For each strided tensor in the results its strides and the argument whose memory it shares.
 
-    Inductor does not promise eager mode's strides, so they are held against inductor_ext only
-    where stock Inductor has them. Empty tensors are left out, and the stride of a dimension of
-    size one, which carries no meaning, is given as 0. Without shared memory the argument's index
-    is None.
+    Inductor does not promise eager mode's strides, so inductor_ext must have them only where
+    Inductor (default) does. Empty tensors are left out, and the stride of a dimension of size one,
+    which has no meaning, is 0. Without shared memory the argument's index is None.
     """
     owners: dict[int, int] = {}
     for index, leaf in enumerate(pytree.tree_leaves(run.arguments)):
@@ -426,7 +425,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
 def reason(error: BaseException) -> str:
-    """An exception as one line of a committed file: no machine's paths, no addresses."""
+    """An exception as one line of a committed file: without paths and addresses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # torch.testing's message has three lines, and dynamo's begins by naming the backend.
     begins = bool(lines) and lines[0].endswith(":")
@@ -454,8 +453,8 @@ def judge(
     Args:
         cases: of this torch, see `supported`.
         samples: the number of samples of each operator, from its first.
-        announce: told the stage about to start, for the attribution of a crash: "eager", "stock",
-            and, once stock is known to agree, "ours".
+        announce: called with the stage about to start, for the attribution of a crash: "eager",
+            "stock" (Inductor) and, if that agrees, "ours" (the extension).
     """
     names = operators()
     announce("eager")
@@ -525,7 +524,7 @@ def verdict_of(stock: Outcome, ours: Outcome) -> tuple[Verdict, str]:
 
 
 def _serve(connection: Connection, samples: int, memory_bytes: int, log: str) -> None:
-    """Judge the batches that arrive until None does; body of a worker process."""
+    """Judge batches until None arrives; the body of a worker process."""
     # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space far beyond what they use.
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -541,7 +540,7 @@ _CRASHED = {
     "stock": (Verdict.STOCK_FAILS, Status.FAILS, None),
     "ours": (Verdict.OURS_FAILS, Status.AGREES, Status.FAILS),
 }
-"""By the stage that did not end: the verdict, and what is known of stock and of ours."""
+"""By the stage that did not end: the verdict, and the outcomes of both backends."""
 
 
 class Worker:
@@ -587,7 +586,7 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a sweep may use."""
+    """Resources of a sweep."""
 
     jobs: int
     samples: int
@@ -653,7 +652,7 @@ class Journal:
     """The results so far, one JSON object a line, so that an interrupted sweep can go on.
 
     A journal holds for one torch, one source state of inductor_ext and one number of samples; any
-    other journal at its path is begun anew.
+    other journal at its path is overwritten.
     """
 
     def __init__(self, path: Path, samples: int, *, restart: bool) -> None:
@@ -681,7 +680,7 @@ class Journal:
 
 
 def unlisted_stock_failures(results: Sequence[Result]) -> list[Result]:
-    """Stock failures that the data does not list for the installed torch."""
+    """Failures of Inductor that the data does not list for the installed torch."""
     minor = ".".join(torch.__version__.split(".")[:2])
     listed = {(f.operator, f.dtype) for f in data.STOCK_FAILURES if minor in f.torch.split()}
     return [
@@ -708,7 +707,7 @@ def rows(results: Sequence[Result]) -> list[results_format.Row]:
 
     First the number of cases with each verdict, then for each dtype how many cases agree with
     eager mode under each backend, then every case whose verdict is not "agree": 1 where a backend
-    agrees with eager mode, 0 where it does not, null where it was not asked. Eager mode agrees
+    agrees with eager mode, 0 where it does not, null where it did not run. Eager mode agrees
     with itself unless it fails.
     """
     counts = collections.Counter(result.verdict for result in results)
@@ -795,7 +794,7 @@ def _duration(seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; 1 where inductor_ext breaks what stock gets right, 0 elsewhere."""
+    """Run the script; return 1 if inductor_ext fails where Inductor does not, otherwise 0."""
     options = _arguments(arguments)
     header = results_format.collect_header("op-sweep", results_format.command_line())
     chosen = _chosen_cases(options)

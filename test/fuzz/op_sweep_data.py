@@ -1,10 +1,10 @@
-"""The operator sweep's fixed sample, and where stock Inductor is known to fail.
+"""The operator sweep's fixed sample, and known failures of Inductor (default).
 
 The sample covers every family of operators that a model reaches through torch.compile: pointwise,
-reductions, scans, sorting, indexing and scatter, views and copies, matrix products, linear algebra,
-convolution, pooling, normalisation, losses, attention, factories and random numbers. Chosen were
-operators that Dynamo captures, the commonest variant of each, with float32 and, where supported,
-int64 or bool. The full sweep, whose result lies in benchmarks/results/, takes all of them.
+reductions, scans, sorting, indexing and scatter, views and copies, matmuls, linear algebra,
+convolution, pooling, normalization, losses, attention, factories and random numbers. It has the
+operators that Dynamo captures, in their most common variant, with float32 and, where supported,
+int64 or bool. The full sweep, whose results are in benchmarks/results/, has all of them.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 
 class StockFailure(NamedTuple):
-    """A case on which stock Inductor disagrees with eager mode or fails."""
+    """A case on which Inductor (default) disagrees with eager mode or fails."""
 
     operator: str
     dtype: str
     torch: str
-    """The releases on which it was seen, separated by spaces."""
+    """The torch releases with the failure, separated by spaces."""
     why: str
 
 

@@ -1,8 +1,8 @@
-"""Wherever stock Inductor agrees with eager mode on an operator, so does inductor_ext.
+"""Wherever Inductor (default) agrees with eager mode on an operator, so does inductor_ext.
 
 The fixed sample of `op_sweep_data` is judged batch by batch; batches do not depend on each other.
-The rest shows that the sweep would notice: what its comparisons tell apart, and what verdict a
-wrong lowering, a failing one and a dying process get. `op_sweep` describes the method.
+The other tests show that the sweep detects failures: what its comparisons distinguish, and the
+verdicts on a wrong lowering, a failing one and a dying process. `op_sweep` describes the method.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _batch_id(batch: list[Case]) -> str:
     return f"{batch[0].dtype}-{batch[0].operator}{last}"
 
 
-@pytest.mark.slow  # not each, but together: several minutes
+@pytest.mark.slow  # several minutes in total
 @pytest.mark.parametrize(
     "batch",
     [
@@ -43,9 +43,9 @@ def test_agrees_wherever_inductor_does(batch: list[Case]) -> None:
         warnings.warn(f"absent from torch {torch.__version__}: {case}", stacklevel=1)
     results = op_sweep.judge(present)
     for result in op_sweep.unlisted_stock_failures(results):
-        warnings.warn(f"new stock failure: {result.case}: {result.why}", stacklevel=1)
-    # The sample's operators are compiled, all of them: one that eager mode refuses or that Dynamo
-    # leaves alone would prove nothing and has no place in it.
+        warnings.warn(f"new failure of Inductor: {result.case}: {result.why}", stacklevel=1)
+    # All operators of the sample are compiled: one that eager mode rejects or Dynamo does not
+    # capture would test nothing.
     allowed = {Verdict.AGREE, Verdict.STOCK_DISAGREES, Verdict.STOCK_FAILS}
     assert [result for result in results if result.verdict not in allowed] == []
 
@@ -55,7 +55,7 @@ def test_sample_is_large_enough_on_this_torch() -> None:
     floating = {case.operator for case in present if case.dtype == "float32"}
     others = {case.operator for case in present if case.dtype in ("int64", "bool")}
     assert len(floating) >= MINIMUM_OPERATORS
-    # The second dtype is there wherever the installed torch supports one.
+    # There is a second dtype if the installed torch supports one.
     entries = op_sweep.operators()
     for name in floating - others:
         assert not {torch.int64, torch.bool} & entries[name].supported_dtypes("cpu"), name
@@ -69,7 +69,7 @@ def test_each_batch_has_one_dtype_and_no_case_is_lost() -> None:
     assert len(set(cases)) == len(cases)
 
 
-# --- what a comparison tells apart --------------------------------------------------------------
+# --- what a comparison distinguishes ------------------------------------------------------------
 
 
 def _run(*results: object, arguments: tuple[object, ...] = ()) -> Run:
@@ -202,7 +202,7 @@ def test_failing_lowering_is_found() -> None:
 
 @pytest.mark.slow
 def test_death_of_a_worker_is_the_verdict_of_one_case(tmp_path: Path) -> None:
-    # A case that the parent would have filtered out makes the worker raise, hence end.
+    # A case that the parent would have filtered out makes the worker raise and end.
     cases = [Case("no such operator", "float32"), Case("neg", "float32")]
     results: dict[Case, Result] = {}
 

@@ -1,4 +1,4 @@
-"""`scripts/check_wording.py`: which lines it reads, and what it finds in them."""
+"""`scripts/check_wording.py`: which lines it reads, and its findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def found(path: Path, text: str) -> list[int]:
-    """The numbers of the lines in which something is found."""
+    """The numbers of the lines with findings."""
     path.write_text(text)
     return [
         int(line.removeprefix(f"{path}:").split(":")[0]) for line in check_wording.findings(path)

@@ -79,7 +79,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 def compared(tmp_path: Path, ours: str, changed: dict[str, str]) -> list[Finding]:
-    """The findings for a package of the source `ours`; NEW is OLD but for the changed files."""
+    """The findings for a package with source `ours`; NEW is OLD except for the changed files."""
     package = write(tmp_path / "ours", {"module.py": ours})
     old = TorchSource(write(tmp_path / "old" / "torch", TORCH))
     newer = {**TORCH, "version.py": "__version__ = '1.1'", **changed}

@@ -1,4 +1,4 @@
-"""The rules of conftest.py, seen by running pytest on a small suite beside a copy of it."""
+"""The rules of conftest.py, tested by running pytest on a small suite with a copy of it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def suite(tmp_path: Path) -> Path:
 
 
 def run_pytest(suite: Path, *arguments: str, **environment: str) -> str:
-    """What pytest prints, run without a GPU, and as no worker with a cache folder from outside."""
+    """The output of pytest, run without GPU, xdist worker and cache folder in the environment."""
     outside = ("TORCHINDUCTOR_CACHE_DIR", "PYTEST_XDIST_WORKER")
     inherited = {key: value for key, value in os.environ.items() if key not in outside}
     process = subprocess.run(
@@ -212,7 +212,7 @@ def test_make_smoke_runs_the_files_of_the_list() -> None:
         for line in (root / "test" / "smoke.txt").read_text().splitlines()
         if line.startswith("test")
     }
-    # As if the environment were there, whatever its pins.
+    # As if the environment existed, whatever its pins.
     command = ["make", "-n", "-o", "smoke-venv/.ready-none", "smoke", "VENV=smoke-venv"]
     printed = subprocess.run(
         [*command, "TORCH=none"],
@@ -228,7 +228,7 @@ def test_make_smoke_runs_the_files_of_the_list() -> None:
 
 
 def test_one_worker_runs_a_file(request: pytest.FixtureRequest) -> None:
-    """Or else what the tests of a file share is compiled by each worker."""
+    """Otherwise each worker would compile what the tests of a file share."""
     if not request.config.getoption("loadgroup", default=False):
         pytest.skip("not run with --dist loadgroup")
     assert request.node.nodeid.endswith("@test/repo/test_conftest.py")

@@ -27,7 +27,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What `make venv` needs of the checkout, and the stand-in as ./python."""
+    """The files that `make venv` needs, and the stand-in as ./python."""
     for name in ("Makefile", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("requirements", "scripts"):
@@ -54,7 +54,7 @@ def make(checkout: Path, *arguments: str, **environment: str) -> subprocess.Comp
 
 
 def installs(checkout: Path) -> list[str]:
-    """The pip calls since the last look."""
+    """The pip calls since the last query."""
     calls = checkout / "calls"
     lines = calls.read_text().splitlines() if calls.exists() else []
     calls.unlink(missing_ok=True)
@@ -142,7 +142,7 @@ def test_a_python_without_pins_is_refused(checkout: Path) -> None:
 
 
 def run_ci(folder: Path, *failing: str) -> subprocess.CompletedProcess[str]:
-    """.ci/run with a stand-in for make, by which the named goals fail."""
+    """.ci/run with a stand-in for make, in which the named goals fail."""
     stand_in = folder / "make"
     stand_in.write_text(
         f"""#!/bin/bash
@@ -199,7 +199,7 @@ def test_a_missing_environment_is_reported_and_no_failure(tmp_path: Path) -> Non
 
 
 def test_a_kept_environment_is_brought_up_to_date(tmp_path: Path) -> None:
-    """The stamp of make tells a pin that is newer than it, and no other checkout's."""
+    """make's stamp is outdated by a newer pin, but not by that of another checkout."""
     stamp = tmp_path / "venvs" / "venv-torch-2.14.1" / ".ready-torch==2.14.1"
     stamp.parent.mkdir(parents=True)
     stamp.touch()

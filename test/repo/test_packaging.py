@@ -1,7 +1,7 @@
-"""The wheel and the sdist: what is inside, and that they work where the checkout is not.
+"""The wheel and the sdist: their content, and that they work without the checkout.
 
 Nothing is downloaded: the environment into which the wheel goes sees the torch at hand through a
-path file, which names the folder of packages but does not run what editable installs put there.
+path file, which names the folder of packages but does not run the hooks of editable installs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ needs_build_backend = pytest.mark.skipif(
 
 
 def run(*command: object, cwd: Path) -> str:
-    """Run a command and return what it prints; on failure the test shows all it has written."""
+    """Run a command and return its output; on failure the test shows all of it."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     process = subprocess.run(
         list(map(str, command)),
@@ -64,7 +64,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def build(kind: str, source: Path, target: Path) -> Path:
-    """Build a "wheel" or "sdist" of `source` by the PEP 517 hook, in the packages at hand."""
+    """Build a "wheel" or "sdist" of `source` by the PEP 517 hook, with the installed packages."""
     target.mkdir()
     hook = f"from setuptools import build_meta; build_meta.build_{kind}({str(target)!r})"
     run(sys.executable, "-c", hook, cwd=source)
@@ -118,7 +118,7 @@ def wheel_metadata(wheel: Path) -> email.message.Message:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with nothing but the wheel and a view of the packages at hand."""
+    """A virtual environment with only the wheel and a view of the installed packages."""
     folder = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
@@ -200,7 +200,7 @@ def test_metadata_states_the_python_releases(wheel_metadata: email.message.Messa
 def test_the_cuda_extra_accepts_the_triton_of_each_torch(
     wheel_metadata: email.message.Message,
 ) -> None:
-    """What torch's wheels for CUDA require, from 2.11 to 2.15."""
+    """The requirements of torch's CUDA wheels, from 2.11 to 2.15."""
     required = map(Requirement, wheel_metadata.get_all("Requires-Dist"))
     (triton,) = (parsed.specifier for parsed in required if parsed.name == "triton")
     for version in ("3.6.0", "3.7.1", "3.8.0", "3.9.0"):

@@ -1,4 +1,4 @@
-"""The quickstart: its model and checks by themselves, and all of it on a few sentences."""
+"""The quickstart: its model and its checks, and a full run on a few sentences."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
         text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    # A CUDA build of torch on a machine with CUDA's compiler and no GPU says so.
+    # A CUDA build of torch reports a machine with nvcc and no GPU.
     messages = [line for line in run.stderr.splitlines() if "No CUDA runtime is found" not in line]
     assert messages == []
     (path,) = (tmp_path / "out").glob("*/*.json")
@@ -290,7 +290,7 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
             # The weights: 22.7 million parameters in float32.
             assert 85 <= row["ours"] <= 100
         if row["metric"] == "memory of a call":
-            # Three sentences, so less than the weights by far and more than the result.
+            # Three sentences: far less than the weights and more than the result.
             assert 3 * 384 * 4 / quickstart.MIB < row["ours"] < 10
     pairs = run.stdout.split("most alike:\n")[1]
     first = re.match(r"  0\.\d\d  (.*)\n        (.*)\n", pairs)

@@ -119,7 +119,7 @@ def test_files_of_the_architecture_exist() -> None:
 
 
 def test_named_tests_exist() -> None:
-    """docs/switch.md names the test that holds each promise."""
+    """docs/switch.md names a test for each guarantee."""
     page = (ROOT / "docs" / "switch.md").read_text()
     named = re.findall(r"`([\w/]+\.py)::(test_\w+)(\*?)`", page)
     assert len(named) > 8

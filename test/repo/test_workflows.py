@@ -1,4 +1,4 @@
-"""What CI on GitHub runs is what `.ci/run` and `make` know."""
+"""CI on GitHub runs targets of `.ci/run` and `make`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def has(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Give this machine exactly the named parts, besides torch; with no name, all of them."""
+    """Give this machine exactly the named components, besides torch; without names, all of them."""
 
     def give(*names: str, **details: dict[str, Any]) -> None:
         real = components.probe
@@ -195,7 +195,7 @@ class TestTorchVersion:
         assert (report.ok, report.torch["in_range"]) == (True, False)
 
     def test_no_torch_at_all(self, tmp_path: Path) -> None:
-        # -S leaves site-packages out, and with them torch and everything else that is installed.
+        # -S excludes site-packages, and with them torch and everything else that is installed.
         program = (
             f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); "
             "from inductor_ext.cli.main import main; sys.exit(main(['doctor', *sys.argv[1:]]))"

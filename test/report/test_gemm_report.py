@@ -1,4 +1,4 @@
-"""The report on a model's GEMMs: what it says, of which compiles, and what it leaves as it was."""
+"""The report on a model's GEMMs: its content, its compiles, and that it has no side effects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def program(
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """The extension's scope of one compile, which `fake_cuda.lower` goes around."""
+    """The extension's compile scope, which `fake_cuda.lower` does not enter."""
     scope.install_hooks()
     with activate.activate(), scope.compile_scope(inductor_ext.config.snapshot()):
         yield
@@ -54,7 +54,7 @@ def at_work() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def lowered() -> Mapping[int, gemm_report.Gemm]:
-    """The products of `program` by N; of the first and the second, kernels of ours are forced."""
+    """The matmuls of `program` by N; extension kernels are forced for the first two."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("it stands in for a GPU")
@@ -87,11 +87,11 @@ def test_which_ops_are_fused_with_a_matmul(
 ) -> None:
     assert lowered[512].fused == ("relu",)
     assert not lowered[512].separate
-    # Of a split K, in its second step. The product reads what relu has made: that is not named.
+    # Of a split K, in its second step. The input of the matmul, computed by relu, is not named.
     assert lowered[384].record.chosen == SPLIT
     assert lowered[384].fused == ("mul",)
     assert not lowered[384].separate
-    # A call of the library is a kernel of its own.
+    # A library call is a separate kernel.
     assert not lowered[256].fused
     (separate,) = lowered[256].separate
     assert separate == "sum (library kernels cannot be fused)"
@@ -146,7 +146,7 @@ def test_a_kernel_that_could_have_been_is_named_with_the_reason() -> None:
     assert sum(len(item.modules) for item in collect()) == 2
 
 
-# What is said of a decision
+# Descriptions of a decision
 
 
 def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -> Decision:
@@ -269,7 +269,7 @@ def test_record_in_one_line_and_as_json() -> None:
 
 
 class Layers(nn.Module):
-    """Products alone: nothing that a C++ compiler is needed for."""
+    """Only matmuls: no C++ compiler is needed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ def test_matmuls_on_a_cpu_are_reported_as_inductors() -> None:
     x = torch.randn(4, 8)
     with torch.no_grad():
         expected = compiled(x)
-        # It is compiled already, and its graph lies in the cache.
+        # It is compiled already, and its graph is in the cache.
         for target in (module, module.forward, compiled):
             with events.capture(CompileRecord) as compiles:
                 report = inductor_ext.explain(target, x)
@@ -306,7 +306,7 @@ def test_it_counts_for_no_recompile_limit() -> None:
 
     x = torch.randn(4, 8)
     with torch.no_grad():
-        # All of them are called by the same code object of dynamo's.
+        # All of them are called by the same code object of dynamo.
         for size in range(1, 13):
             report = inductor_ext.explain(sequential(size), x)
             assert [gemm.modules for gemm in report.gemms] == [("0",), ("1.0",)]

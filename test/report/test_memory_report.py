@@ -66,7 +66,7 @@ class TestReport:
 
 
 class TestCompiled:
-    """Reports of what Inductor really compiled."""
+    """Reports of real compiles."""
 
     def test_training_here_and_from_the_cache_in_another_process(
         self, tmp_path: pathlib.Path
@@ -94,8 +94,8 @@ class TestCompiled:
         assert 32 * 256 * 4 in [row.bytes for row in rows]
         assert any(row.module.endswith("up") for row in rows)
 
-        # What other tests have set in this process may be part of its keys: a process of its own
-        # fills the cache for the next one.
+        # Settings of other tests in this process may be part of its keys: a separate process fills
+        # the cache for the next one.
         filled = self.in_another_process(tmp_path)
         cached = self.in_another_process(tmp_path)
         assert (cached["events"], cached["caches"]) == (["compile"], ["hit"])

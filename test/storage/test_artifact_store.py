@@ -1,4 +1,4 @@
-"""The store of built artifacts: what goes in comes out, whatever dies, fills up or is damaged."""
+"""The artifact store: entries are intact after crashes, on full disks and after damage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def warnings() -> list[str]:
 
 @pytest.fixture
 def store(tmp_path: Path, warnings: list[str]) -> Iterator[ArtifactStore]:
-    """A store that must have nothing to complain of, unless the test takes its complaints."""
+    """A store without warnings, unless the test reads them."""
     yield ArtifactStore(tmp_path / "store", LARGE, lambda key, message: warnings.append(message))
     assert warnings == []
 
@@ -50,7 +50,7 @@ def content(store: ArtifactStore, key: str, name: str = "file") -> bytes | None:
 
 
 def building(store: ArtifactStore) -> list[str]:
-    """What is being built, or was left behind."""
+    """Temporary folders: being built, or left behind."""
     folder = store.folder / "building"
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
@@ -202,7 +202,7 @@ def test_an_entry_under_another_key_is_no_entry(store: ArtifactStore) -> None:
 
 
 def test_links_are_not_followed(store: ArtifactStore, tmp_path: Path) -> None:
-    """Neither when reading nor when removing."""
+    """Links are followed neither when reading nor when removing."""
     other = ArtifactStore(tmp_path / "other", LARGE)
     put(other, KEY)
     put(store, KEYS[1])
@@ -265,7 +265,7 @@ def test_what_is_larger_than_the_store_drives_nothing_out(
 
 
 def degraded(store: ArtifactStore, outside: Path) -> None:
-    """Go through all that a store does; nothing may fail, and nothing be found."""
+    """Call all functions of a store; none may fail or find an entry."""
     (outside / "file").write_text("x")
     with store.lock(KEY):
         assert content(store, KEY) is None
@@ -295,7 +295,7 @@ def test_a_folder_that_cannot_be_made_is_no_cache(
 def test_a_folder_that_cannot_be_written_is_read(
     store: ArtifactStore, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file system mounted read-only; the permissions alone do not keep root out."""
+    """As on a read-only file system; permissions alone do not keep root out."""
     put(store, KEY)
     opened = os.open
 

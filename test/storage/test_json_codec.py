@@ -1,4 +1,4 @@
-"""Dataclasses to JSON and back: the types that are checked, and the errors with their place."""
+"""Dataclasses to JSON and back: type checks, and errors with their place."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What the tests of AOT capabilities share: compile a model to a package, run it beside eager mode.
+"""Compiles models to packages and compares them with eager mode, for tests of AOT capabilities.
 
 `Artifact.check` calls eager model and artifact on clones of the same inputs and compares all that a
-caller can see: structure, values, dtypes, strides, devices, changed inputs, and which tensors share
-memory with which. State counts by being used: the eager model is a copy made before the compile, so
-a buffer that a model changes has to follow the same course on both sides from call to call.
+caller can see: structure, values, dtypes, strides, devices, mutated inputs, and which tensors share
+memory. State is compared by its use: the eager model is a copy made before the compile, so a buffer
+that a model mutates has to change equally on both sides from call to call.
 
 A `Bundle` is many small models in one artifact, since most of a compile's time does not depend on
 the model. Each case is checked by name. Where the bundle does not compile or run, each case is
-compiled alone when it is asked for, so that only those tests fail whose capability is missing, and
-`check_whole` besides.
+compiled alone when it is needed, so that only the tests of missing capabilities fail, and
+`check_whole`.
 
 Every capability is a function of the device: `DEVICES` are the parameters of a fixture `device`.
 """
@@ -49,7 +49,7 @@ TOLERANCE = {
     torch.float64: 1e-12,
     torch.complex128: 1e-12,
 }
-"""Relative and absolute, by the eager result's dtype; exact for all others."""
+"""Relative and absolute tolerance by the eager result's dtype; exact for all others."""
 
 _numbers = itertools.count()
 
@@ -63,12 +63,12 @@ class Function(torch.nn.Module):
 
 
 def as_module(model: Callable[..., Any]) -> torch.nn.Module:
-    """The model itself, or a function made one."""
+    """The model itself, or a module that wraps a function."""
     return model if isinstance(model, torch.nn.Module) else Function(model)
 
 
 def sharing(tree: object) -> list[tuple[int, int, int]]:
-    """Pairs of tensors among the leaves that share memory, and how many bytes apart they start."""
+    """Pairs of tensors among the leaves that share memory, and their distance in bytes."""
     tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
     return [
         (i, j, right.data_ptr() - left.data_ptr())
@@ -82,8 +82,8 @@ def assert_same(actual: object, expected: object, *, tolerance: float | None = N
     """Assert equal structure and equal leaves; for tensors dtype, shape, stride and device as well.
 
     Args:
-        actual: what the artifact made of it.
-        expected: what eager mode made of it.
+        actual: the result of the artifact.
+        expected: the result of eager mode.
         tolerance: relative and absolute, instead of that of each dtype.
     """
     assert compile_util.structure(actual) == compile_util.structure(expected)
@@ -95,7 +95,7 @@ def assert_same(actual: object, expected: object, *, tolerance: float | None = N
         limit = TOLERANCE.get(eager.dtype, 0) if tolerance is None else tolerance
         assert ours.dtype == eager.dtype
         if eager.dtype.is_floating_point and eager.dtype.itemsize == 1:
-            # Not every operator that a comparison needs takes float8.
+            # Not every operator that a comparison needs supports float8.
             assert (ours.stride(), ours.device) == (eager.stride(), eager.device)
             ours, eager = ours.float(), eager.float()
         torch.testing.assert_close(
@@ -104,13 +104,13 @@ def assert_same(actual: object, expected: object, *, tolerance: float | None = N
             rtol=limit,
             atol=limit,
             equal_nan=True,
-            # The stride of a dimension that is never stepped along means nothing.
+            # The stride of a dimension of size one means nothing.
             check_stride=eager.numel() > 1 and 1 not in eager.shape,
         )
 
 
 def clone(tree: Any) -> Any:
-    """A deep copy in which tensors share memory as they do here, with their strides and offsets."""
+    """A deep copy that preserves shared memory, strides and offsets of tensors."""
     with torch.no_grad():
         return copy.deepcopy(tree)
 
@@ -118,17 +118,17 @@ def clone(tree: Any) -> Any:
 def call(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
 ) -> tuple[Any, Any]:
-    """Call with clones of the inputs; return the outputs, and the inputs as they are afterwards."""
+    """Call with clones of the inputs; return the outputs, and the inputs after the call."""
     inputs = clone((args, dict(kwargs or {})))
     torch.manual_seed(0)
     with torch.no_grad():
         outputs = function(*inputs[0], **inputs[1])
-    # Which of its results are parameters is nothing that an artifact tells.
+    # An artifact does not record which of its results are parameters.
     return pytree.tree_map_only(torch.nn.Parameter, torch.Tensor.detach, outputs), inputs
 
 
 def load(path: Any, model_name: str = "model", **options: Any) -> Any:
-    """Load a model of a package: by our loader, or by stock's where there is none."""
+    """Load a model of a package by `inductor_ext.load`, or by torch's loader."""
     ours = getattr(inductor_ext, "load", None)
     if ours is not None:
         return ours(path, model_name, **options)
@@ -141,14 +141,14 @@ _LOAD = (
 
 
 def crashes_at_load(path: str) -> bool:
-    """Whether a fresh process dies of the package, as of stock's on some machines: a std::regex in
-    its library is bound to the functions that libtorch has by the same names."""
+    """Whether loading the package crashes a new process. Packages of Inductor do on some machines:
+    a std::regex in their library is bound to libtorch's functions of the same names."""
     return subprocess.run([sys.executable, "-c", _LOAD, path], capture_output=True).returncode < 0
 
 
 @dataclasses.dataclass
 class Artifact:
-    """A compiled model, its package and its eager twin."""
+    """A compiled model, its package and its eager model."""
 
     eager: Callable[..., Any]
     program: ExportedProgram
@@ -171,7 +171,7 @@ class Artifact:
         return self.loaded(*args, **kwargs)
 
     def observe(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Call both on clones of the inputs; all that can be seen of each call, artifact first."""
+        """Call both on clones of the inputs; return the observable results, artifact first."""
         actual, expected = (call(f, args, kwargs) for f in (self.loaded, self.eager))
         return actual, expected
 
@@ -251,7 +251,7 @@ def compile_program(program: ExportedProgram, **configs: Any) -> str:
 
     Args:
         program: what to compile.
-        configs: Inductor's options and ours, `__` standing for the dot in a name.
+        configs: options of Inductor and the extension, with `__` for the dot in a name.
     """
     options = {name.replace("__", "."): value for name, value in configs.items()}
     result = inductor_ext.aoti_compile_and_package(
@@ -278,7 +278,7 @@ def compile_model(
         kwargs: example keyword arguments.
         dynamic_shapes: as for `torch.export.export`.
         tolerance: relative and absolute, instead of that of each dtype.
-        configs: Inductor's options and ours, `__` standing for the dot in a name.
+        configs: options of Inductor and the extension, with `__` for the dot in a name.
     """
     model = as_module(model)
     eager = clone(model)
@@ -311,7 +311,7 @@ class Case:
 
 
 class Cases(dict[str, Callable[[], Case]]):
-    """The makers of a bundle's cases by name, which is the function's; use it as decorator."""
+    """The functions that create a bundle's cases, by name; used as a decorator."""
 
     def __call__(self, make: Callable[[], Case]) -> Callable[[], Case]:
         assert make.__name__ not in self, f"two cases are called {make.__name__}"
@@ -319,7 +319,7 @@ class Cases(dict[str, Callable[[], Case]]):
         return make
 
     def compile(self, device: str, **configs: Any) -> Bundle:
-        """Make the cases, with all that they create on `device`, and compile them as one."""
+        """Create the cases on `device` and compile them as one model."""
         torch.manual_seed(0)
         with torch.device(device):
             cases = {name: make() for name, make in self.items()}
@@ -329,7 +329,7 @@ class Cases(dict[str, Callable[[], Case]]):
 class _Bundled(torch.nn.Module):
     def __init__(self, cases: Mapping[str, Case]) -> None:
         super().__init__()
-        # A prefix, since ModuleDict refuses names that it has as attributes.
+        # A prefix, because ModuleDict rejects names of its attributes.
         self.models = torch.nn.ModuleDict({f"{name}_": c.model for name, c in cases.items()})
 
     def forward(self, inputs: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
@@ -345,7 +345,7 @@ class Bundle:
         self._examples = {name: case.args for name, case in cases.items()}
         self._alone: dict[str, Artifact] = {}
         self._eager = {name: clone(case.model) for name, case in cases.items()}
-        # Each call of the artifact changes the state of all that have one.
+        # Each call of the artifact changes the state of all stateful cases.
         self._stateful = {name for name, case in cases.items() if [*case.model.buffers()]}
         self.error: Exception | None = None
         shapes = {name: case.dynamic or (None,) * len(case.args) for name, case in cases.items()}
@@ -362,7 +362,7 @@ class Bundle:
             raise self.error
 
     def check(self, name: str) -> None:
-        """Assert that the case's outputs and changed inputs are eager mode's, in all its calls."""
+        """Assert that outputs and mutated inputs of all the case's calls equal eager mode's."""
         case = self.cases[name]
         if self.error is not None:
             artifact = self._compiled_alone(name)
@@ -375,7 +375,7 @@ class Bundle:
             self._compare(name, self._observe(inputs, {name} | self._stateful)[name])
 
     def _observe(self, inputs: Mapping[str, Any], names: set[str]) -> dict[str, tuple[Any, Any]]:
-        """What can be seen of a call of the artifact, and beside it of eager models by name."""
+        """The observable results of a call of the artifact, and of the eager models by name."""
         outputs, changed = call(self._loaded, (inputs,))
         return {
             name: ((outputs[name], (changed[0][0][name], {})), call(model, inputs[name]))

@@ -1,8 +1,8 @@
-"""What tuning needs of a device, without one: kernels are torch on the CPU, and time is made up.
+"""Benchmark backends without a device: kernels are torch on the CPU, with synthetic timings.
 
-What becomes of a candidate is in its configuration's `group_m`, see the constants; it takes as many
-microseconds as its `block_m`, and stock takes `STOCK`. Of a CUTLASS kernel its swizzle and its
-stages say it. A tuning worker finds `cpu_bench` by name.
+A candidate's outcome is its configuration's `group_m`, see the constants; it takes `block_m`
+microseconds, and Inductor (default) takes `STOCK`. For a CUTLASS kernel these are its swizzle and
+its stages. A tuning worker imports `cpu_bench` by name.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ RIGHT, WRONG, NOT_A_NUMBER, RAISES, NO_COMPILE, UNUSED, CRASHES, HANGS, SEGFAULT
 
 
 def candidate(microseconds: int, behaviour: int = RIGHT) -> GemmConfig:
-    """A configuration that takes so long and behaves so."""
+    """A configuration with this time and outcome."""
     return GemmConfig("splitk", microseconds, 32, 32, 2, 4, group_m=behaviour)
 
 
 def cutlass_candidate(microseconds: int, behaviour: int = RIGHT) -> CutlassConfig:
-    """The same of a CUTLASS kernel."""
+    """The same for a CUTLASS kernel."""
     return CutlassConfig(
         90,
         "warpspecialized_pingpong",
@@ -57,7 +57,7 @@ def cutlass_candidate(microseconds: int, behaviour: int = RIGHT) -> CutlassConfi
 
 
 def _told(config: Config | None) -> tuple[int, float]:
-    """What becomes of a candidate, and its microseconds."""
+    """The outcome of a candidate, and its microseconds."""
     if config is None:
         return RIGHT, STOCK
     if isinstance(config, CutlassConfig):
@@ -66,13 +66,13 @@ def _told(config: Config | None) -> tuple[int, float]:
 
 
 class SimulatedStopwatch:
-    """A clock that only calls move, with noise.
+    """A clock that advances only by calls, with noise.
 
     Args:
-        microseconds: of each candidate.
+        microseconds: the time of each candidate.
         noise: standard deviation, as a share.
-        drift: by how much a call lasts longer after a second of them, as a share.
-        cold: factor of the first calls, which falls to 1 within a millisecond of them.
+        drift: relative increase of a call's time after one second.
+        cold: relative time of the first calls, which falls to 1 within a millisecond.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class SimulatedStopwatch:
 class CpuBench:
     device = "cpu"
     warmed_up = 0
-    """How many in this process were."""
+    """The number of compiles in this process."""
 
     def __init__(self) -> None:
         self.broken = False
         self.free: int | None = None
         self.ran = 0.0
-        """Microseconds of the candidate that was called last."""
+        """Microseconds of the last called candidate."""
 
     def warm_up(self) -> None:
         CpuBench.warmed_up += 1
@@ -141,7 +141,7 @@ class CpuBench:
             os.kill(os.getpid(), signal.SIGSEGV)
         if behaviour == HANGS:
             time.sleep(60)
-        # A crash needs no torch; what is left of this module does.
+        # A crash needs no torch; the rest of this module does.
         from inductor_ext.autotune import reference
 
         program = reference.program(problem)
@@ -176,7 +176,7 @@ class CpuBench:
 
 
 def cpu_bench(index: int) -> CpuBench:
-    """A bench; there is one CPU."""
+    """A bench of the only CPU."""
     return CpuBench()
 
 
@@ -190,7 +190,7 @@ class _Eager(CpuBench):
 
 
 def eager_bench(index: int) -> CpuBench:
-    """A bench that compiles in a process where it has been warmed up once, and in no other."""
+    """A bench that compiles only in a process where it has been warmed up once."""
     return _Eager()
 
 
@@ -202,7 +202,7 @@ class _Dying(CpuBench):
 
 
 def dying_bench(index: int) -> CpuBench:
-    """A bench whose process dies when all that was to be tried has been."""
+    """A bench whose process dies after its last candidate."""
     return _Dying()
 
 
@@ -218,12 +218,12 @@ class _Telling(CpuBench):
 
 
 def telling_bench(index: int) -> CpuBench:
-    """A bench that compiles nothing, and tells what torch is set to."""
+    """A bench that compiles nothing and reports torch's flags."""
     return _Telling()
 
 
 def warm_cpu_bench(index: int) -> CpuBench:
-    """The same, with all imported that a problem needs, and Inductor's configuration."""
+    """The same, with the imports that a problem needs and Inductor's configuration."""
     import torch._inductor.config  # noqa: F401
 
     bench = CpuBench()

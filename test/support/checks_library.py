@@ -1,4 +1,4 @@
-"""For tests of input checks: the C++ checks of many signatures in one library, and an oracle."""
+"""The C++ input checks of many signatures in one library, and an oracle for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from inductor_ext.cpp_wrapper.signature.signature import (
 RUNTIME = pathlib.Path(inductor_ext.cpp_wrapper.__file__).parent / "runtime"
 
 Verdict = Callable[..., str]
-"""Of a signature's number and tensors, None for a null handle: the error's text, or nothing."""
+"""Takes a signature's number and tensors, None for a null handle; returns the error or ""."""
 
 _ENTRY = """
 extern "C" int check(int64_t which, AtenTensorHandle const* tensors, int64_t count,
@@ -81,7 +81,7 @@ class Library:
         repetitions: int = 1,
         device_index: int = -1,
     ) -> str:
-        """What the checks of signature `number` say; empty if nothing is wrong."""
+        """The error of the checks of signature `number`; empty if the call is valid."""
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(
             [tensor for tensor in tensors if tensor is not None]
         )
@@ -117,14 +117,14 @@ def tensor_input(
     dtype: str = "float32",
     device: str = "cpu",
 ) -> TensorInput:
-    """An input; without strides, a contiguous one."""
+    """A tensor input; contiguous by default."""
     if stride is None:
         stride = contiguous(shape)
     return TensorInput(name, f"args['{name}']", dtype, tuple(shape), tuple(stride), device)
 
 
 def contiguous(shape: Sequence[Extent]) -> tuple[Extent, ...]:
-    """Row-major strides, as expressions where sizes are."""
+    """Row-major strides; expressions if sizes are expressions."""
     strides: list[Extent] = []
     factors: list[Extent] = []
     for size in reversed(shape):
@@ -141,10 +141,10 @@ def contiguous(shape: Sequence[Extent]) -> tuple[Extent, ...]:
 
 
 def accepts(signature: Signature, tensors: Sequence[torch.Tensor | None]) -> bool:
-    """Whether a call is right, decided with nothing of ours but the signature's text.
+    """Whether a call is valid, decided only from the signature's text.
 
-    Expressions are Python's own; a symbol that stands alone nowhere before is found by trying
-    numbers.
+    Expressions are evaluated by Python; a symbol that is not itself a size is solved by trying
+    values.
     """
     inputs = signature.tensors
     if len(tensors) != len(inputs) or any(tensor is None for tensor in tensors):
@@ -204,7 +204,7 @@ def _unknown(extent: Extent, values: dict[str, int]) -> list[str]:
 
 
 def _is_linear(extent: Extent, name: str, values: dict[str, int]) -> bool:
-    """Whatever the other symbols are: a factor may be 0 in this call."""
+    """Whatever the other symbols are: a coefficient may be 0 in this call."""
     others = dict.fromkeys(values, 30)
     samples = [_value(extent, {**others, name: value}) for value in (-9, -2, -1, 0, 1, 2, 9, 30)]
     step = samples[4] - samples[3]
@@ -212,7 +212,7 @@ def _is_linear(extent: Extent, name: str, values: dict[str, int]) -> bool:
 
 
 def _search(extent: Extent, name: str, values: dict[str, int], actual: int) -> int | None:
-    """The only number that fits, close to where a line through two others says."""
+    """The only value that fits, searched near a linear extrapolation of two others."""
     start, after = (_value(extent, {**values, name: value}) for value in (0, 1))
     if start == after:
         return None

@@ -1,9 +1,9 @@
-"""What the tests of torch.compile's features share: one eager run, one compiled run, compared.
+"""One eager run and one compiled run, compared, for tests of torch.compile's features.
 
 `check` runs a function both ways on inputs of equal value and compares all that a caller can see:
-values, dtypes, strides, gradients, changed inputs and module state, and which tensors share memory
-with which. It also counts the graphs that the extension compiled, so that a test cannot pass on a
-graph that quietly ran in eager mode.
+values, dtypes, strides, gradients, mutated inputs and module state, and which tensors share memory.
+It also counts the graphs that the extension compiled, so that a test cannot pass on a graph that
+silently ran in eager mode.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _TOLERANCE = {
     torch.float64: 1e-12,
     torch.complex128: 1e-12,
 }
-"""Relative and absolute. Reduced precision: Inductor rounds once where eager rounds after each
-operator."""
+"""Relative and absolute tolerances. Reduced precision: Inductor rounds once where eager rounds
+after each operator."""
 
 
 @contextlib.contextmanager
@@ -98,7 +98,7 @@ def aliasing(tree: object) -> list[tuple[object, ...]]:
     """Which tensors are one object, share memory (and how far apart they start), are view and base.
 
     A base that the caller does not hold does not count: whether an output is a view of an
-    intermediate that is gone is the compiler's affair.
+    freed intermediate is up to the compiler.
     """
     values = tensors(tree)
     relations: list[tuple[object, ...]] = []
@@ -132,7 +132,7 @@ def assert_same(actual: object, expected: object, *, tolerance: float | None = N
             rtol=limit,
             atol=limit,
             equal_nan=True,
-            # The stride of a dimension that is never stepped along means nothing.
+            # The stride of a dimension of size one means nothing.
             check_stride=eager.numel() > 1 and 1 not in eager.shape,
         )
 
@@ -152,8 +152,7 @@ def observe(
 ) -> Observed:
     """Call `function`; with `backward`, go on to the gradients of everything that has one.
 
-    The gradients given to the outputs are fixed but not constant, lest two outputs' paths look the
-    same.
+    The outputs' gradients are fixed but not constant, so that the paths of two outputs differ.
     """
     torch.manual_seed(1)
     outputs = function(*inputs)
@@ -188,7 +187,7 @@ def check(
 
     Args:
         function: a function or a module; a module is copied for the eager run.
-        make_inputs: makes the positional arguments, anew for each run, of equal values.
+        make_inputs: creates the positional arguments for each run, with equal values.
         graphs: how many graphs of which kind the extension must compile. By default one graph, or
             with `backward` one forward and one backward.
         backward: whether to compare gradients, of all leaf inputs and parameters.
@@ -219,7 +218,7 @@ def check(
 
 
 def failure(backend: str, attempt: Callable[[str], object]) -> tuple[type[BaseException], str]:
-    """The class and first line of the error that `attempt(backend)` ends in."""
+    """The class and first line of the error that `attempt(backend)` raises."""
     torch._dynamo.reset()
     try:
         attempt(backend)
@@ -230,7 +229,7 @@ def failure(backend: str, attempt: Callable[[str], object]) -> tuple[type[BaseEx
 
 
 def assert_fails_as_stock(attempt: Callable[[str], object]) -> tuple[type[BaseException], str]:
-    """Assert that `attempt` ends in the same error with stock's backend and ours; return it."""
+    """Assert that `attempt` raises the same error with both backends; return it."""
     stock, ours = (failure(backend, attempt) for backend in BACKENDS)
     assert ours == stock
     return ours

@@ -13,7 +13,7 @@ from test.support.aot_util import Artifact
 
 
 class Buffers(nn.Module):
-    """Buffers by name, and what is done with them and the input."""
+    """Named buffers, and a function of them and the input."""
 
     def __init__(self, function: Any, **buffers: torch.Tensor) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def fresh(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Updated:
-    """A runner of an artifact, and the eager models that belong to its two sets of constants."""
+    """A runner of an artifact, and the eager models of its two sets of constants."""
 
     def __init__(self, artifact: Artifact, folder: pathlib.Path, args: tuple[Any, ...]) -> None:
         self.runner = artifact.runner(folder)

@@ -1,4 +1,4 @@
-"""Benches of a CUDA device on which some kernels go wrong; tuning's worker finds them by name."""
+"""Benches of a CUDA device on which some kernels fail; tuning's worker imports them by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["faulty_bench", "wrong_bench"]
 
 
 class _Bench(InductorBench):
-    """The first candidate of each problem is replaced, by what `meddle` makes of it."""
+    """`meddle` replaces the first candidate of each problem."""
 
     def __init__(
         self, device: str, meddle: Callable[[Compiled], Callable[..., Any]], least: int = 1

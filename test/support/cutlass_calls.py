@@ -1,7 +1,7 @@
-"""Calls of CUTLASS kernels for tests: an operator that is lowered to one, and kernels of plain C++.
+"""Calls of CUTLASS kernels: an operator that is lowered to one, and kernels of plain C++.
 
-`linear` is lowered by `lowerings.cutlass_call.add_launch` with the configuration that `as_call`
-gives. Inside `plain_kernels` each kernel is the C++ of `KERNEL`, which has the same two functions
+`linear` is lowered by `lowerings.cutlass_call.add_launch` with the configuration of `as_call`.
+Inside `plain_kernels` each kernel is the C++ of `KERNEL`, which has the same two functions
 and runs on the CPU, when it is called.
 """
 
@@ -61,7 +61,7 @@ CONFIG = CutlassConfig(
     swizzle=2,
     raster="along_n",
 )
-"""That `linear` is lowered to; `plain_kernels` heeds nothing of it but whether it divides K."""
+"""Configuration of `linear`; `plain_kernels` uses only whether it splits K."""
 
 EPILOGUE = Epilogue(
     (
@@ -70,7 +70,7 @@ EPILOGUE = Epilogue(
     ),
     (Tensor(F32, "row"), Tensor(F32, "matrix")),
 )
-"""Two outputs: the product times a number, plus a row; the product plus a matrix."""
+"""Two outputs: the matmul times a scalar, plus a row; the matmul plus a matrix."""
 
 WITH_WORKSPACE = dataclasses.replace(
     CONFIG, mainloop="warpspecialized_cooperative", tile=(128, 64, 32), scheduler="stream_k"
@@ -118,7 +118,7 @@ def _lower(x: Any, w: Any, row: Any, more: Any, by: Any) -> Any:
 
 @contextlib.contextmanager
 def as_call(*configs: CutlassConfig) -> Iterator[None]:
-    """Inside, `linear` is lowered to the call of a kernel: of these, in turn, or of `CONFIG`."""
+    """Inside, `linear` is lowered to the call of a kernel: of these, in order, or of `CONFIG`."""
     from torch._inductor.lowering import lowerings
 
     token = _configs.set(itertools.cycle(configs or (CONFIG,)))
@@ -173,7 +173,7 @@ VISIBLE int32_t inductor_ext_run(Call const* call, void* workspace, void* stream
 
 
 def plain_source(config: CutlassConfig, epilogue: Epilogue = EPILOGUE) -> Source:
-    """In the place of CUTLASS's."""
+    """Replaces the source of CUTLASS kernels."""
     text = KERNEL.replace("WORKSPACE", "4 * call->m" if config.has_workspace else "0")
     text += f"// {config.name}\n"
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -182,10 +182,10 @@ def plain_source(config: CutlassConfig, epilogue: Epilogue = EPILOGUE) -> Source
 
 @contextlib.contextmanager
 def plain_kernels(folder: Path) -> Iterator[list[str]]:
-    """Inside, `KERNEL` is built; yields the names of kernels, one for each time.
+    """Inside, `KERNEL` is built instead; yields the names of built kernels, one per build.
 
     Args:
-        folder: that it may have.
+        folder: the folder of the build.
     """
     names: list[str] = []
     toolchain = Toolchain("nvcc", "13.0", Headers(folder, (4, 2, 0)), "g++", folder / "none.a")
@@ -207,6 +207,6 @@ def plain_kernels(folder: Path) -> Iterator[list[str]]:
 
 
 def expected(*arguments: Any) -> Sequence[torch.Tensor]:
-    """What `linear` gives, in float64."""
+    """The result of `linear`, in float64."""
     x, w, row, more, by = arguments
     return _linear(x.double(), w.double(), row.double(), more.double(), by)

@@ -1,10 +1,10 @@
 """Inductor's lowering of CUDA graphs on machines without a GPU.
 
-Inside `device(...)` torch believes that there is one GPU of the capability asked for, as far as
-Inductor asks; tensors are fake, nothing is run, and nothing is timed: a function of the choice says
-what it would take. `lower` gives what Inductor then generates: the choices that it had for each
-product, and the module's Python. Of the generated module, `kernels` are the Triton kernels, with
-their decorators taken off, to compile for a GPU or to run in Triton's interpreter.
+Inside `device(...)` torch reports to Inductor one GPU of the given compute capability; tensors are
+fake, nothing runs, and nothing is timed: a function returns the time of a choice. `lower` returns
+what Inductor generates: the choices for each matmul, and the module's Python. `kernels` are the
+Triton kernels of the generated module without decorators, to compile for a GPU or to run in
+Triton's interpreter.
 
 Needs triton, which needs no GPU for it.
 """
@@ -56,7 +56,7 @@ _COMMON = {
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """What Inductor has made of a function."""
+    """Inductor's generated code for a function."""
 
     code: str
     """The module that it would run."""
@@ -79,7 +79,7 @@ def _kernels(text: str) -> Iterator[tuple[str, str]]:
     if "@triton.jit" not in text:
         return
     body = ast.parse(text).body
-    # A function that has a name of its own is given another one.
+    # A function with its own name is renamed.
     names = {
         node.value.id: node
         for node in body
@@ -94,7 +94,7 @@ def _kernels(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Stop(Exception):
-    """Raised when the code is known, before it is loaded."""
+    """Raised when the code is generated, before it is loaded."""
 
 
 def lower(
@@ -107,12 +107,12 @@ def lower(
     """Lower a function as for a GPU.
 
     Args:
-        function: of tensors; it returns one or several.
+        function: a function of tensors, with one or several results.
         inputs: sizes and dtype of each argument, or a tensor (on the "meta" device, for strides).
-            A size given as text is a symbol of that name, which was 64 in the example.
-        seconds: what a candidate is taken to need; the least is chosen.
+            A size that is a string is a symbol of that name, which was 64 in the example.
+        seconds: the assumed time of a candidate; the fastest is chosen.
         capability: of the GPU: (8, 0) or (9, 0).
-        configs: Inductor's options, `__` standing for the dot in a name.
+        configs: Inductor's options, with `__` for the dot in a name.
     """
     from torch._inductor import compile_fx
     from torch._inductor.decomposition import select_decomp_table
@@ -153,12 +153,12 @@ def lower_cpp(
     scratch: int = 0,
     **configs: Any,
 ) -> str:
-    """The module with C++, or the C++ alone, that the extension makes of a function for a GPU.
+    """The module with C++, or only the C++, that the extension generates for a GPU.
 
     Args:
         function, inputs, configs: as of `lower`.
         ahead: whether it is compiled ahead of time.
-        scratch: bytes of global memory that a CTA of a Triton kernel is taken to need.
+        scratch: assumed bytes of global memory per CTA of a Triton kernel.
     """
     from torch._inductor import compile_fx
     from torch._inductor.codecache import CudaKernelParamCache
@@ -206,7 +206,7 @@ def lower_cpp(
 
 
 def _remember(wrapper: Any, scratch: int) -> None:
-    """Note of a wrapper's kernels what is known when they are compiled, without compiling them."""
+    """Set the compile results of a wrapper's kernels without compiling them."""
     from torch._inductor.codecache import CudaKernelParamCache
     from torch._inductor.runtime.hints import DeviceProperties
 
@@ -267,7 +267,7 @@ def _as_tuple(results: Any) -> tuple[Any, ...]:
 def device(
     capability: tuple[int, int] = (9, 0), seconds: Callable[[Any], float] = lambda choice: 1.0
 ) -> Iterator[Any]:
-    """Let torch believe in a GPU; yields an object on which what is generated is noted."""
+    """Let torch report a GPU; yields an object that records the generated code."""
     import triton
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import compile_fx, scheduler, select_algorithm
@@ -296,8 +296,8 @@ def device(
         benchmark: Callable[..., Any] | None,
         **_: Any,
     ) -> Mapping[Any, float]:
-        # Without a benchmark Inductor asks whether there is anything to precompile. It does
-        # not ask under Python 3.11.8 and earlier.
+        # Without a benchmark Inductor checks whether there is anything to precompile, except
+        # under Python 3.11.8 and earlier.
         if benchmark is not None:
             seen.choices.append(tuple(choice.name for choice in choices))
         return {choice: seconds(choice) for choice in choices}
@@ -338,7 +338,7 @@ def device(
             function = mock.Mock(side_effect=lambda *_, value=value, **__: value)
             wrapped = staticmethod(function) if isinstance(owner, type) else function
             stack.enter_context(mock.patch.object(owner, name, wrapped))
-        # In the place of what looks timings up in caches, and measures what is in none.
+        # Replaces the lookup of timings in caches and their measurement.
         cache = select_algorithm.AlgorithmSelectorCache
         stack.enter_context(mock.patch.object(cache, "lookup", lookup))
         stack.enter_context(

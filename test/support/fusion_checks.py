@@ -30,7 +30,7 @@ PLAIN = Settings()
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """As models write it."""
+    """As in models."""
     wide = x.to(torch.float32)
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     return weight * (wide * scale).to(x.dtype)
@@ -94,7 +94,7 @@ def check(
 
 
 def values_of(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Values for which products are of the order of 1."""
+    """Values for which matmul results are of the order of 1."""
     generator = torch.Generator().manual_seed(0)
     scales = [1, *(8 if inp.dim() == 2 else 1 for inp in inputs[1:])]
     return [
@@ -174,7 +174,7 @@ def row(dtype: str = "bfloat16") -> EpilogueInput:
     return EpilogueInput(dtype, "row")
 
 
-# What is measured
+# Measurements
 
 
 def problem(operation: Any = "mm", *inputs: EpilogueInput, **rest: Any) -> GemmProblem:

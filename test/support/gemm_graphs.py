@@ -1,4 +1,4 @@
-"""FX graphs with products as Inductor lowers them: traced on fake CUDA tensors, no GPU needed."""
+"""FX graphs with matmuls as Inductor lowers them: traced on fake CUDA tensors, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["call_operands", "lowered_graph", "operand_count", "tensor"]
 
 
 def call_operands(fusion: Fusion, values: Sequence[torch.Tensor] = ()) -> FusedOperands[Any]:
-    """The arguments of a fusion's call: two where the fusion has halves of one tensor."""
+    """The arguments of a fusion's call: two if the fusion splits one tensor into halves."""
     operands = fusion.operands
     if fusion.halves:
         names = ("weights", "scales", "zero_points", "gate_biases")
@@ -49,10 +49,10 @@ def lowered_graph(
     """The graph of a function after Inductor's post-grad passes.
 
     Args:
-        function: of tensors; it returns one or several.
+        function: a function of tensors, with one or several results.
         inputs: see `tensor`.
         dynamic: (input, dimension) pairs whose sizes are symbols, equal sizes the same symbol.
-        configs: Inductor's options, `__` standing for the dot in a name.
+        configs: Inductor's options, with `__` for the dot in a name.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._functorch.compile_utils import fx_graph_cse
@@ -85,9 +85,9 @@ def lowered_graph(
     with fake_cuda.device(), config.patch(options), mode, enable_python_dispatcher():
         arguments = [argument(index, inp) for index, inp in enumerate(inputs)]
         decomposed = make_fx(results, decomposition_table=select_decomp_table())(*arguments)
-        # Decompositions write into what they have made themselves.
+        # Decompositions write only into tensors that they have created.
         module = make_fx(torch.func.functionalize(decomposed))(*arguments)
-        # Sizes are inputs of the graphs that dynamo makes, and asked of no intermediate value.
+        # Sizes are inputs of dynamo's graphs, and not read from intermediate values.
         nodes: dict[Any, fx.Node] = {}
         sizes = module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int)
         for node in sizes:

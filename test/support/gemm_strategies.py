@@ -41,7 +41,7 @@ def examples(count: int) -> settings:
 
 
 def device(name: str) -> Device:
-    """A known device."""
+    """A device with a cost model."""
     (bug,) = (entry for entry in KNOWN if entry.name == name)
     return bug
 

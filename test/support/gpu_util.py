@@ -1,4 +1,4 @@
-"""What GPU tests of products share: the device, and compiles that only the test decides about."""
+"""For GPU tests of matmuls: the device, and compiles whose kernels only the test selects."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def device() -> Device:
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Inside, every graph is compiled, with the products that it has.
+    """Inside, every graph is compiled, with its matmuls unchanged.
 
-    A cache of graphs would serve a graph whatever a test forces; what compilers make of a kernel's
-    source is the same every time, and is kept. Of odd sizes stock measures whether a padded product
-    is faster, and no fusion is found around the slice of one: that depends on the clock.
+    A graph cache would return a graph regardless of what a test forces; compiled kernels are
+    cached. For odd sizes Inductor measures whether a padded matmul is faster, and no fusion matches
+    its slice, so results would depend on timings.
     """
     with (
         inductor_config.patch(fx_graph_cache=False, shape_padding=False),

@@ -1,4 +1,4 @@
-"""What a program prints in processes with other hash seeds, and so with sets in another order."""
+"""The output of a program in processes with other hash seeds, and thus another order of sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def outputs(code: str, seeds: Iterable[str]) -> list[str]:
-    """What `code` prints, in the checkout, in a new process for each seed.
+    """The output of `code`, run in the checkout in a new process for each seed.
 
     Raises:
         subprocess.CalledProcessError: one of them failed.

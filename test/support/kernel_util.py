@@ -1,9 +1,9 @@
 """Kernels of the templates in Inductor's generated code: rendered, interpreted, compiled.
 
-`render` lowers one product by one configuration as for a GPU (`fake_cuda`) and gives the module
-that Inductor generates. `interpret` runs such modules, wrapper and kernels, on CPU tensors by
-Triton's interpreter, many in one process of its own: it is chosen when triton is imported.
-`compiled` is what Triton makes of a module's kernel for a GPU.
+`render` lowers one matmul by one configuration as for a GPU (`fake_cuda`) and returns the generated
+module. `interpret` runs such modules, wrapper and kernels, on CPU tensors by Triton's interpreter,
+many in one separate process, because the interpreter is selected when triton is imported.
+`compiled` compiles a module's kernel for a GPU with Triton.
 
 The interpreter multiplies float16 and float32 (in float32), and bfloat16 wrongly.
 """
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def as_bfloat16(problem: GemmProblem) -> GemmProblem:
-    """A problem in bfloat16, for which one in float16 is interpreted."""
+    """A problem in bfloat16, interpreted in float16."""
     a, prologue = problem.a, problem.prologue
     if a.dtype != "float16":
         return problem
@@ -79,24 +79,24 @@ def as_bfloat16(problem: GemmProblem) -> GemmProblem:
 
 @dataclass(frozen=True)
 class Case:
-    """One product by one configuration."""
+    """One matmul by one configuration."""
 
     problem: GemmProblem
     config: GemmConfig
     options: Mapping[str, Any] = field(default_factory=dict)
     """Constants of the kernel: ACTIVATION, EPSILON."""
     after: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """What is done to the product, for Inductor to fuse."""
+    """An epilogue for Inductor to fuse."""
     offsets: tuple[int, ...] = ()
-    """Where the groups of a grouped product end."""
+    """Ends of the groups of a grouped matmul."""
     offset: int = 0
-    """Elements from the start of their storages to a and b."""
+    """Storage offsets of a and b, in elements."""
     mean: float = 0.0
-    """What is added to a."""
+    """A tensor that is added to a."""
     bias: Literal["row", "matrix"] | None = None
-    """What is added by the template's own epilogue, with prefix arguments."""
+    """A tensor that the template's own epilogue adds, with prefix arguments."""
     multiprocessors: int = 0
-    """How many of a GPU's 132 the kernel is made for, if above 0."""
+    """The number of SMs that the kernel is compiled for, of 132; 0 for all."""
 
 
 def _matrix(
@@ -116,10 +116,10 @@ def _matrix(
 
 
 def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]:
-    """Operands of a case: a; every factor b; of each its scales, then its zero points; what else
-    its prologue reads; biases that are gated; offsets; a bias.
+    """Operands of a case: a; every b, with scales and zero points; other inputs of its prologue;
+    biases of gates; offsets; a bias.
 
-    Parts are matrices of their own, with b's layout.
+    Parts are separate matrices with b's layout.
     """
     torch.manual_seed(seed)
     problem = case.problem
@@ -166,7 +166,7 @@ def inputs(case: Case, device: str = "cpu", seed: int = 0) -> list[torch.Tensor]
     if case.offsets:
         operands.append(torch.tensor(case.offsets, dtype=torch.int32, device=device))
         if problem.a.dtype in FP8:
-            # Of each row of a and column of b for each group, but once of those that are divided.
+            # One per row of a and column of b for each group, but only one if groups divide them.
             for size, axis in ((problem.m, "m"), (problem.n, "n")):
                 count = size * (1 if problem.divided == axis else problem.batch)
                 operands.append(torch.rand(count, device=device))
@@ -238,7 +238,7 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _numbers(case: Case, b: torch.Tensor) -> torch.Tensor:
-    """What a factor b stands for, without scales and zero points of groups."""
+    """The values of an operand b, without the scales and zero points of groups."""
     kind = case.problem.b.dtype
     if kind in ("int4", "uint4"):
         pair = (b >> 4, b & 15) if case.options.get("HIGH_FIRST") else (b & 15, b >> 4)
@@ -258,7 +258,7 @@ def _grouped(a: torch.Tensor, b: torch.Tensor, offsets: Sequence[int]) -> torch.
 
 
 def dispatch_limits(code: str, size: str = r"s\d+") -> list[int]:
-    """What generated Python compares M with before it chooses a branch, ascending.
+    """The values that generated Python compares M with to choose a branch, ascending.
 
     That is `if s2 <= 64:`; from torch 2.14 on, which computes the index of the branch first,
     `buf0_selector = int(s2 <= 64)`.
@@ -271,7 +271,7 @@ def dispatch_limits(code: str, size: str = r"s\d+") -> list[int]:
 
 
 def takes_strided_offsets() -> bool:
-    """Whether grouped matmuls take offsets that are not neighbours; torch 2.14 on refuses them."""
+    """Whether grouped matmuls accept non-contiguous offsets; torch 2.14 and later reject them."""
     a = torch.empty(8, 16, dtype=torch.bfloat16, device="meta")
     b = torch.empty(4, 16, 16, dtype=torch.bfloat16, device="meta")
     offsets = torch.empty_strided((4,), (2,), dtype=torch.int32, device="meta")
@@ -305,7 +305,7 @@ def _size(case: Case) -> list[int]:
 
 
 def _sums(case: Case) -> int:
-    """How many sums of splits the kernel leaves for another one to add up; 1 where it does it."""
+    """The number of split-K partial results for a second kernel; 1 if the kernel reduces them."""
     return 1 if case.config.fused_split_k else case.config.split_k
 
 
@@ -318,7 +318,7 @@ def _dtype(case: Case) -> torch.dtype:
 
 @contextlib.contextmanager
 def lowering_of(case: Case) -> Iterator[Callable[..., torch.Tensor]]:
-    """A function of `inputs`, which Inductor lowers to the case's kernel while this lasts."""
+    """A function of `inputs`, which Inductor lowers to the case's kernel inside this context."""
     from torch._inductor import lowering
     from torch._inductor.ir import FixedLayout
     from torch._inductor.kernel.mm_common import addmm_epilogue, realize_inputs
@@ -347,7 +347,7 @@ def lowering_of(case: Case) -> Iterator[Callable[..., torch.Tensor]]:
 
 
 def render(case: Case, capability: tuple[int, int] = (9, 0)) -> fake_cuda.Lowered:
-    """What Inductor generates for a case."""
+    """Inductor's generated code for a case."""
     others = case.multiprocessors and 132 - case.multiprocessors
     with (
         mock.patch.object(torch._C, "_get_sm_carveout_experimental", return_value=others),
@@ -358,7 +358,7 @@ def render(case: Case, capability: tuple[int, int] = (9, 0)) -> fake_cuda.Lowere
 
 @contextlib.contextmanager
 def interpretable() -> Iterator[None]:
-    """Inside, what is lowered has none of a GPU's instructions, which the interpreter lacks."""
+    """Inside, lowered code has no GPU instructions that the interpreter lacks."""
     from torch._inductor.virtualized import ops
 
     from inductor_ext.lowerings.pointwise import erf
@@ -373,7 +373,7 @@ def interpretable() -> Iterator[None]:
 
 
 def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:
-    """Results of cases by Triton's interpreter; sums of splits are added up."""
+    """Results of cases by Triton's interpreter, with split-K partial results reduced."""
     results = interpret_modules(
         {name: (render(case).code, inputs(case)) for name, case in cases.items()}
     )
@@ -387,15 +387,15 @@ def interpret(cases: Mapping[str, Case]) -> dict[str, torch.Tensor]:
 def interpret_modules(
     work: Mapping[str, tuple[str, list[torch.Tensor]]], strict: bool = True
 ) -> dict[str, Any]:
-    """The results of generated modules for inputs, by Triton's interpreter: the only one of a
-    module, or all in a list.
+    """The results of generated modules by Triton's interpreter: a tensor, or a list if a module
+    has several.
 
     Args:
         work: modules, each with its inputs.
-        strict: whether none may fail; otherwise how it did stands in place of the results.
+        strict: whether none may fail; otherwise the error replaces the results.
 
     Raises:
-        AssertionError: some have failed; it says how.
+        AssertionError: some failed; the message says how.
     """
     with tempfile.TemporaryDirectory() as folder:
         inputs, results = Path(folder, "given.pt"), Path(folder, "results.pt")
@@ -405,28 +405,28 @@ def interpret_modules(
             env={**os.environ, "TRITON_INTERPRET": "1"},
             check=True,
         )
-        found: dict[str, Any] = torch.load(results)
-    failed = [f"{name}: {why}" for name, why in found.items() if isinstance(why, str)]
+        outputs: dict[str, Any] = torch.load(results)
+    failed = [f"{name}: {why}" for name, why in outputs.items() if isinstance(why, str)]
     assert not strict or not failed, "\n".join(failed)
-    return found
+    return outputs
 
 
 class _Kernel:
-    """In the place of a kernel that Inductor has loaded."""
+    """Replaces a kernel that Inductor has loaded."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
 
     def run(self, *arguments: Any, stream: Any) -> None:
         if "r0_numel" in self.function.arg_names:
-            # Rows that are held may be long.
+            # Persistent rows may be long.
             looped = "R0_BLOCK" in self.function.arg_names
             blocks = {"XBLOCK": 64, "R0_BLOCK": 64} if looped else {"XBLOCK": 8}
             self.function[(-(-arguments[-2] // blocks["XBLOCK"]),)](*arguments, **blocks)
             return
         if "XBLOCK" in self.function.arg_names:
-            # Pointwise code and no template: Inductor's launcher would choose block and grid for
-            # the last argument's number of elements.
+            # Pointwise code, not a template: Inductor's launcher would choose block and grid by
+            # the last argument, the number of elements.
             self.function[(-(-arguments[-1] // 64),)](*arguments, XBLOCK=64)
             return
         *operands, x, y, z = arguments
@@ -449,18 +449,18 @@ def _run(code: str, values: Sequence[torch.Tensor], folder: Path, name: str) -> 
         "assert_alignment": lambda *_: None,
         "assert_tensor_metadata": lambda *_: None,
         "copy_if_misaligned": lambda tensor: tensor,
-        # As torch 2.12 calls it.
+        # The name in torch 2.12.
         "copy_misaligned": lambda tensor: tensor,
         "empty_strided_cuda": _unwritten,
         "get_raw_stream": lambda _: 0,
-        # One for all kernels: each has to leave zeros.
+        # Shared by all kernels: each has to leave zeros.
         "counters_0": _COUNTERS,
         "extern_kernels": extern_kernels,
         "reinterpret_tensor": torch._C._dynamo.guards._reinterpret_tensor,  # type: ignore[attr-defined]
     }
     for index, (kernel, source) in enumerate(lowered.kernels().items()):
         namespace[kernel] = _Kernel(load(f"{name}_{index}", source, folder))
-    # Beside it stand the graphs of ranges of rows.
+    # The module also contains the graphs of the M buckets.
     functions = [item for item in tree.body if isinstance(item, ast.FunctionDef)]
     exec(compile(ast.Module([*functions, call], []), "<wrapper>", "exec"), namespace)
     results = namespace["call"](types.SimpleNamespace(), list(values))
@@ -471,7 +471,7 @@ _COUNTERS = Counters(torch.device("cpu"), lambda: 0)
 
 
 def _unwritten(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A buffer that shows what was not written."""
+    """A buffer in which unwritten elements are visible."""
     tensor = torch.empty_strided(size, stride, dtype=dtype)
     return tensor.fill_(float("nan") if dtype.is_floating_point else -77)
 
@@ -491,7 +491,7 @@ libdevice = Libdevice.where_interpreted(libdevice)
 
 
 class Libdevice:
-    """Functions of NVIDIA's library of bitcode, which the interpreter has not, by numpy."""
+    """NumPy versions of libdevice functions, which the interpreter lacks."""
 
     _FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
         "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -504,7 +504,7 @@ class Libdevice:
 
     @classmethod
     def where_interpreted(cls, library: Any) -> Any:
-        """This instead of the library, in a process that interprets kernels."""
+        """Replaces libdevice in a process that interprets kernels."""
         return cls() if os.environ.get("TRITON_INTERPRET") == "1" else library
 
     def __getattr__(self, name: str) -> Callable[[Any], Any]:
@@ -524,7 +524,7 @@ class Libdevice:
 
 
 def load(name: str, source: str, folder: Path) -> Any:
-    """A kernel from its source; Triton reads it from a file."""
+    """A kernel from its source, which Triton reads from a file."""
     file = folder / f"{name}.py"
     file.write_text(_HEAD + source)
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -538,13 +538,13 @@ def load(name: str, source: str, folder: Path) -> Any:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel as compiled for a GPU."""
+    """A kernel compiled for a GPU."""
 
     ptx: str
     shared: int
-    """Bytes of shared memory of a CTA."""
+    """Bytes of shared memory per CTA."""
     spills: int
-    """Bytes of registers that ptxas has put into memory."""
+    """Bytes of spilled registers."""
     registers: int
     """Of a thread."""
     scratch: int
@@ -562,16 +562,14 @@ _TRITON = {
 
 
 def compiled(case: Case, capability: tuple[int, int] = (9, 0)) -> Compiled:
-    """What Triton makes of a case's kernel for a GPU, by ptxas as well."""
+    """The kernel of a case, compiled for a GPU by Triton and ptxas."""
     return compiled_module(render(case, capability), case.config, capability)
 
 
 def compiled_module(
     lowered: fake_cuda.Lowered, config: GemmConfig, capability: tuple[int, int] = (9, 0)
 ) -> Compiled:
-    """What Triton makes of the only kernel of a template in a module, which a configuration has
-    become.
-    """
+    """The only template kernel of a module, compiled by Triton."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -608,7 +606,7 @@ def compiled_module(
 
 
 def cuobjdump(cubin: bytes, option: str) -> str:
-    """What CUDA's cuobjdump tells of a kernel."""
+    """The output of CUDA's cuobjdump for a kernel."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -623,7 +621,7 @@ def cuobjdump(cubin: bytes, option: str) -> str:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of memory for those that did not fit."""
+    """Registers per thread, and bytes of spilled ones."""
     listing = cuobjdump(cubin, "--dump-resource-usage")
     (usage,) = re.findall(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", listing)
     registers, stack, local = (int(item) for item in usage)

@@ -47,7 +47,7 @@ torch.export.register_dataclass(Pair, serialized_type_name="test.support.loader_
 
 
 class Nested(torch.nn.Module):
-    """All kinds of containers and of values that are no tensors."""
+    """All kinds of containers and of non-tensor values."""
 
     def __init__(self) -> None:
         super().__init__()

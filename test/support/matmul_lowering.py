@@ -31,7 +31,7 @@ def lower(
     *inputs: Given,
     **options: Any,
 ) -> tuple[fake_cuda.Lowered, list[GemmProblem]]:
-    """What a function becomes where `rule` decides, and what it was asked about."""
+    """The generated code of a function whose kernels `rule` decides, and the decided problems."""
     asked: list[GemmProblem] = []
 
     def remembered(problem: GemmProblem) -> GemmConfig | None:
@@ -53,7 +53,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def layer(x: Any, g: Any, q: Any, k: Any, v: Any, o: Any, w1: Any, w2: Any, w3: Any) -> Any:
-    """A transformer's layer, with a product of its parts in the place of attention."""
+    """A transformer layer with matmuls in place of attention."""
     h = norm(x, g)
     x = x + ((h @ q.t()) * torch.cat([h @ k.t(), h @ v.t()], -1)) @ o.t()
     h = norm(x, g)

@@ -17,7 +17,7 @@ from inductor_ext.memory.records import MemoryPlanRecord
 
 @contextlib.contextmanager
 def planning(**patches: Any) -> Iterator[list[MemoryPlanRecord]]:
-    """Compile uncached, with settings of ours and of Inductor's by name; yield the plans made."""
+    """Compile uncached, with settings of the extension and of Inductor by name; yield the plans."""
     torch._dynamo.reset()
     own = {name: value for name, value in patches.items() if name.startswith("memory_")}
     theirs = {name: own.pop(name) for name in ("memory_planning", "memory_pool") if name in own}

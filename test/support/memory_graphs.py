@@ -1,8 +1,8 @@
 """Small graphs that are hard on a memory planner, for tests.
 
-Each holds something that a planner may get wrong: memory that is reached in two ways, that a kernel
-or a caller keeps, whose size is known late, or that is needed in another scope. All values stay of
-the order of one, so that a wrong one shows.
+Each has something that a planner may get wrong: memory that is aliased, that a kernel or a caller
+keeps, whose size is unbacked, or that is needed in another scope. All values stay of the order of
+one, so that errors are visible.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Graph:
     name: str
     function: Callable[..., Any]
     make_inputs: Callable[[], tuple[Any, ...]]
-    """Equal values on every call."""
+    """A function that returns equal values on every call."""
     backward: bool = False
-    """Whether gradients are taken."""
+    """Whether gradients are computed."""
     dynamic: bool = False
 
 
@@ -63,7 +63,7 @@ def _graph(
 
 
 def _peak_before(x: Tensor, w: Tensor) -> Tensor:
-    """A number, after three products were alive at once."""
+    """A scalar, after three matmuls were live at once."""
     a = x @ w
     b = a @ w
     c = b @ w
@@ -71,7 +71,7 @@ def _peak_before(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _peak_after(z: Tensor, w: Tensor) -> Tensor:
-    """Sums, after three products were alive at once: their memory could be that of the others."""
+    """Sums, after three matmuls were live at once: they could reuse the others' memory."""
     u = z @ w
     v = u @ w
     t = v @ w
@@ -91,7 +91,7 @@ def _other_branch(x: Tensor) -> Tensor:
 
 @_graph()
 def between_branches(x: Tensor, w: Tensor) -> Tensor:
-    """What a branch needs comes on top of whatever is kept for later across it."""
+    """A branch's memory adds to that of buffers which are live across it."""
     s = _peak_before(x, w)
     return _peak_after(torch.cond(s > 0, _branch, _other_branch, (x,)), w)
 
@@ -115,7 +115,7 @@ def across_loop(x: Tensor, w: Tensor) -> Tensor:
 
 @_graph(lambda: (*_two(), torch.arange(4 * SIDE) % SIDE > 2))
 def unbacked(x: Tensor, w: Tensor, mask: Tensor) -> Tensor:
-    """Sizes that are known only when the code runs, and large then."""
+    """Unbacked sizes, which are large at run time."""
     s = _peak_before(x, w)
     y = torch.ops.aten.index(x * s, [mask.nonzero()[:, 0] % SIDE])
     a = y @ w
@@ -126,7 +126,7 @@ def unbacked(x: Tensor, w: Tensor, mask: Tensor) -> Tensor:
 
 @_graph()
 def partitioned(x: Tensor, w: Tensor) -> Tensor:
-    """Buffers that live across the two sorts at which a test cuts the graph."""
+    """Buffers that are live across the two sorts at which a test splits the graph."""
     a = x @ w
     b = a.relu() @ w
     c = torch.ops.aten.sort(b @ w, dim=1)[0]
@@ -135,7 +135,7 @@ def partitioned(x: Tensor, w: Tensor) -> Tensor:
     return (e @ w + a + d).cos() @ w
 
 
-# --- memory that is reached in more than one way ------------------------------------------------
+# --- aliased memory -----------------------------------------------------------------------------
 
 
 @_graph()
@@ -149,7 +149,7 @@ def outputs_share_memory(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 @_graph()
 def in_place(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Inputs and intermediates that are written into, whole and in part."""
+    """Inputs and intermediates that are mutated, whole and in part."""
     a = x @ w
     a[2:7] = a[:5] * 2
     a.mul_(0.5).add_(1)
@@ -163,7 +163,7 @@ def in_place(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 @_graph()
 def complex_numbers(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Views that an operator outside the compiler makes, and memory of another dtype."""
+    """Views that a fallback operator returns, and memory of another dtype."""
     a = torch.view_as_complex((x @ w).view(SIDE, -1, 2))
     b = a * a.conj() + a
     c = torch.view_as_real(b).flatten(1) @ w
@@ -184,7 +184,7 @@ def reinterpreted(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 @_graph()
 def many_results(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Operators that allocate several results themselves, of which some are not used."""
+    """Operators that allocate several results, some of them unused."""
     a = x @ w
     values, order = a.sort(dim=1)
     best, where = (values @ w).topk(7, dim=0)
@@ -211,7 +211,7 @@ def _accumulate(total: Tensor, x: Tensor) -> None:
 
 @_graph()
 def custom_operators(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Operators the compiler knows nothing of: one allocates, one writes into its argument."""
+    """Custom operators: one allocates, one mutates its argument."""
     a = x @ w
     b = _rotate(a, 3)
     _accumulate(b, a.sin())
@@ -222,12 +222,12 @@ def custom_operators(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return (c @ w).cos(), half @ w
 
 
-# --- what is no plain matrix --------------------------------------------------------------------
+# --- unusual tensors ----------------------------------------------------------------------------
 
 
 @_graph()
 def empty_and_tiny(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """No elements, no dimensions, one byte: between buffers of a size worth planning."""
+    """No elements, no dimensions, one byte: between buffers that are large enough to plan."""
     none = (x[:0] @ w).sin()
     nothing = x[:, :0] @ w[:0]
     total = (nothing + x @ w).sum()
@@ -239,7 +239,7 @@ def empty_and_tiny(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 @_graph()
 def mixed_dtypes(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Element sizes from one byte to eight in turn, odd numbers of elements."""
+    """Element sizes from one byte to eight, odd numbers of elements."""
     a = (x @ w)[:, :77].contiguous()
     small = (a * 50).to(torch.int8).sort(dim=0)[0]
     double = a.double() @ a.double().t()
@@ -261,7 +261,7 @@ def _attention_inputs() -> tuple[Tensor, ...]:
 def attention_and_convolution(
     query: Tensor, key: Tensor, value: Tensor, image: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Kernels with memory of their own inside, and their gradients."""
+    """Kernels with internal workspaces, and their gradients."""
     attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     attention = F.scaled_dot_product_attention(attention.tanh(), key, attention)
     y = F.conv2d(image.tanh(), weight, padding=1)
@@ -271,7 +271,7 @@ def attention_and_convolution(
 
 @_graph(lambda: (*_two(grad=True), torch.arange(SIDE) % 7), backward=True)
 def saved_for_backward(x: Tensor, w: Tensor, classes: Tensor) -> Tensor:
-    """Activations that the backward frees, saved views, and a gradient that is added up."""
+    """Activations that the backward frees, saved views, and an accumulated gradient."""
     table = torch.stack([w.sum(0), *w[:6]])
     a = (x @ w + F.embedding(classes, table)).tanh()
     b, c = (a @ w).chunk(2, dim=1)
@@ -286,7 +286,7 @@ def _batch(rows: int) -> tuple[Tensor, Tensor]:
 
 @_graph(lambda: _batch(24), dynamic=True)
 def any_batch(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-    """Products whose sizes follow the batch, its square, or neither."""
+    """Matmuls whose sizes depend on the batch size, on its square, or on neither."""
     a, b, c = (x @ w).chunk(3, dim=1)
     scores = (a @ b.t()).softmax(-1)
     d = scores @ c

@@ -1,6 +1,6 @@
-"""How many random problems the planner's tests draw: the same few in each run, or very many.
+"""How many random problems the planner's tests draw: the same few in each run, or many.
 
-`PLANNER_EXAMPLES=100000` makes every test that asks `examples` draw that many new ones.
+With `PLANNER_EXAMPLES=100000` every test that uses `examples` draws that many new ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EXAMPLES = os.environ.get("PLANNER_EXAMPLES")
 
 
 def examples(default: int, suppress: Collection[HealthCheck] = ()) -> settings:
-    """The same `default` examples in each run, unless there are to be many."""
+    """The same `default` examples in each run, or the number that the variable sets."""
     return settings(
         max_examples=int(_EXAMPLES or default),
         deadline=None,

@@ -23,7 +23,7 @@ PROPERTIES = 120
 
 
 def random_signature(generator: random.Random) -> Signature:
-    """Sizes and strides like those that export finds, and some that it hardly ever does."""
+    """Sizes and strides like those of exported programs, and some that are rare."""
     symbols = ["s0", "s1", "s2"]
 
     def extent() -> Extent:
@@ -71,7 +71,7 @@ def random_signature(generator: random.Random) -> Signature:
 
 
 def random_signatures() -> list[Signature]:
-    """Those whose symbols can be told from the inputs."""
+    """Random signatures whose symbols can be derived from the inputs."""
     generator = random.Random(0)
     signatures: list[Signature] = []
     while len(signatures) < PROPERTIES:
@@ -87,7 +87,7 @@ def random_signatures() -> list[Signature]:
 def random_calls(
     signature: Signature, generator: random.Random
 ) -> Iterator[list[torch.Tensor | None]]:
-    """Calls around what a signature takes, most of them wrong in one place."""
+    """Calls close to a signature, most of them invalid in one place."""
     for _ in range(60):
         values = {
             name: generator.randint(limits.min or 0, min(limits.max or 9, 9))

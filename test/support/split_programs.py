@@ -1,8 +1,8 @@
-"""Random programs of the kind that the AOT generator writes, and a runtime that tells what they do.
+"""Random programs like those of the AOT code generator, and a runtime that traces them.
 
-`Program` makes a `run_impl` of statements, each behind a comment with its number. `MODEL` is a
-header in the place of runtime/model.h in which every call, every construction and destruction of an
-object prints a line, and in which the n-th call throws, for any n.
+`Program` generates a `run_impl` of statements, each with its number in a comment. `MODEL` is a
+header that replaces runtime/model.h, in which every call, construction and destruction of an object
+prints a line, and in which the n-th call throws, for any n.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def whole_text(program: split_units.Program) -> str:
 
 
 def numbered(*statements: str) -> split_units.Program:
-    """A program whose statements have their numbers behind them."""
+    """A program whose statements end with their numbers."""
     return program(*(f"{statement}  // <{i}>" for i, statement in enumerate(statements)))
 
 
@@ -364,7 +364,7 @@ class Program:
         self.random = random.Random(seed)
         self.statements = list(PROLOGUE)
         self.owners = ["arg0_1", "arg1_1"]
-        """Tensors that own something."""
+        """Tensors that own memory."""
         self.numbers = ["s0"]
         self.tables: list[str] = []
         self.lists: list[str] = []
@@ -410,7 +410,7 @@ class Program:
         self.add(f"AtenTensorHandle {name}_handle;")
         filling = self.random.random() < 0.3
         if filling:
-            # Between the two that belong together.
+            # Between two statements that belong together.
             self.call()
         self.add(f"AOTI_TORCH_ERROR_CODE_CHECK(make({size}, &{name}_handle));")
         declarations = (
@@ -442,7 +442,7 @@ class Program:
         self.owners[self.owners.index(old)] = new
 
     def call(self) -> None:
-        # Of a tensor that may be empty by now as well: data_ptr() is null then.
+        # Also of a tensor that may be empty: data_ptr() is then null.
         self.add(
             self.random.choice(
                 (

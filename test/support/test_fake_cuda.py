@@ -1,4 +1,4 @@
-"""The stand-in for a GPU that lowering is tested with: what stock Inductor makes under it."""
+"""The simulated GPU for tests of lowering: code that Inductor (default) generates for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def activated(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor
 
 
 def lower_activated(faster: bool) -> fake_cuda.Lowered:
-    """The function, with Triton's templates faster than the library or slower."""
+    """The generated code, with Triton templates faster or slower than the library."""
     return fake_cuda.lower(
         activated,
         *(((256, 512), BF16), ((1024, 512), BF16), ((1024,), BF16)),

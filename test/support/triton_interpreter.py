@@ -1,4 +1,4 @@
-"""Triton's interpreter with a NumPy that is newer than it.
+"""Triton's interpreter with a newer NumPy.
 
 The interpreter of Triton 3.6 converts the array of a scalar, of shape [1], by `int`. NumPy 2.4 does
 so for arrays without dimensions only. Triton 3.7 removes the dimension first.
@@ -12,7 +12,7 @@ __all__ = ["accept_numpy"]
 
 
 def accept_numpy() -> None:
-    """Let scalars of this process's interpreter be indices; nothing changes for later Tritons."""
+    """Let scalars of this process's interpreter be indices; no change for later Triton."""
     from triton.runtime import interpreter
 
     patch_tensor = interpreter._patch_lang_tensor

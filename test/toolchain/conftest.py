@@ -37,13 +37,13 @@ def fresh() -> Iterator[None]:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine with nothing on it: PATH is the empty folder <answer>/bin, no variable is set."""
+    """A machine without tools: PATH is the empty folder <result>/bin, and no variable is set."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(cuda, "DEFAULT_CUDA_HOME", str(tmp_path / "no-cuda"))
-    # What this test process has imported must not count.
+    # Modules imported by this test process must not count.
     monkeypatch.delitem(sys.modules, "torch._inductor.config", raising=False)
     monkeypatch.delitem(sys.modules, "torch.utils.cpp_extension", raising=False)
     return tmp_path
@@ -54,7 +54,7 @@ def site(machine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty site-packages folder in place of the real ones."""
     folder = machine / "site"
     folder.mkdir()
-    # Packages may be installed elsewhere too, in a folder of PYTHONPATH.
+    # Packages may also be installed in a folder of PYTHONPATH.
     without_packages = [
         path for path in sys.path if path and not any(Path(path).glob("*.dist-info"))
     ]

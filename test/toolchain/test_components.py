@@ -95,7 +95,7 @@ class TestFeatures:
     def lacking(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., dict[str, components.Feature]]:
-        """The features of a machine that has every part but the named ones."""
+        """The features of a machine that lacks the named components."""
 
         def look(*missing: str) -> dict[str, components.Feature]:
             def probe(name: str) -> components.Component:
@@ -163,7 +163,7 @@ class TestFeatures:
 
 
 def test_probing_leaves_nothing_behind(tmp_path: Path) -> None:
-    """In a process of its own: no output, no file, no variable, no Inductor, no Triton."""
+    """In a separate process: no output, no file, no variable, no Inductor, no Triton."""
     folders = {name: tmp_path / name for name in ("HOME", "TMPDIR", "cwd")}
     for folder in folders.values():
         folder.mkdir()

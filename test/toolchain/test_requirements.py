@@ -1,4 +1,4 @@
-"""What happens without a compiler, Triton or CUTLASS: said once by name, and work goes on."""
+"""Without a compiler, Triton or CUTLASS: one warning by name, and compiles fall back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_disabled_extension_fails_as_inductor_does(no_compiler: None) -> Non
     for backend, options in (("inductor", None), ("inductor_ext", {"enabled": False})):
         torch._dynamo.reset()
         compiled = torch.compile(torch.sinh, backend=backend, options=options)
-        # Which error depends on what Inductor has found out about the compiler before.
+        # The error depends on what Inductor has cached about the compiler.
         with (
             inductor_config.patch(force_disable_caches=True),
             pytest.raises(Exception, match=r"InvalidCxxCompiler|FileNotFoundError") as caught,
@@ -86,7 +86,7 @@ def test_in_a_process_without_compilers(tmp_path: pathlib.Path) -> None:
 
 
 class FakeParts:
-    """Stands in for parts.probe: what is in `absent` is missing."""
+    """Stand-in for components.probe: components in `absent` are missing."""
 
     def __init__(self, *absent: str) -> None:
         self.absent = absent

@@ -157,7 +157,7 @@ def made_in_the_code() -> Case:
 @CONSTANTS
 def plain_attributes() -> Case:
     class Plain(nn.Module):
-        """Tensors that are no parameters and no buffers, as attributes and in a closure."""
+        """Tensors that are neither parameters nor buffers, as attributes and in a closure."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -284,7 +284,7 @@ def test_state(state: Bundle, name: str) -> None:
 
 
 def test_state_in_a_scalar(device: str) -> None:
-    """Inductor makes small constants part of the code; one that changes has to stay memory."""
+    """Inductor inlines small constants; a mutated one has to stay in memory."""
 
     def function(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         count.add_(1)
@@ -315,7 +315,7 @@ def test_state_is_not_folded(device: str, option: str, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("dtype", F8)
 def test_a_few_numbers_of_float8(device: str, dtype: torch.dtype) -> None:
-    """As few as Inductor makes part of the code."""
+    """Few enough for Inductor to inline them."""
     with torch.device(device):
         model = Buffers(lambda x, w: x + w.float(), w=torch.tensor([0.5, 1.0, 2.0]).to(dtype))
         x = torch.randn(3)
@@ -340,7 +340,7 @@ def test_ways_to_store(device: str, configs: dict[str, Any]) -> None:
 
 
 def test_large_weights(device: str) -> None:
-    """64 MiB in two layers: what stands behind the first one is found as well."""
+    """64 MiB in two layers: the second layer's offset is beyond the first one's weights."""
     model, args = layers(device, 2**21)
     model.eval()
     artifact = aot_util.compile_model(

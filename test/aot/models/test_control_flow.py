@@ -228,7 +228,7 @@ def cond_whose_branches_differ_in_size() -> Case:
 
 @COND
 def cond_on_a_number() -> Case:
-    """A predicate that is known while compiling, and one that is a relation between sizes."""
+    """A predicate that is constant at compile time, and one that compares sizes."""
 
     def function(a: torch.Tensor) -> Any:
         constant_branch = torch.cond(True, lambda x: x + 1, lambda x: x - 1, (a,))
@@ -273,7 +273,7 @@ if HAS_SWITCH:
 
     @COND
     def switch_of_three() -> Case:
-        """Numbers beyond the branches choose the nearest one."""
+        """Indices out of range select the nearest branch."""
         x = torch.randn(4, 4)
         return Case(
             lambda index, x: switched(x.cos(), index),
@@ -335,7 +335,7 @@ def test_cond_on_a_number_that_is_known_late(device: str) -> None:
 
 
 def no_alias(results: Any) -> Any:
-    """New tensors: whether a loop that runs no iteration returns its operands is not defined."""
+    """New tensors: it is undefined whether a loop without iterations returns its operands."""
     return tuple(result + 0 for result in results)
 
 
@@ -350,7 +350,7 @@ def loop() -> Case:
 
 @LOOPS
 def loop_whose_operands_change_afterwards() -> Case:
-    """No iteration: the outputs are what the operands were, not what they become."""
+    """No iteration: the outputs are the operands' values before their mutation."""
 
     def function(n: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
         def body(n: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -521,7 +521,7 @@ def test_loop(loops: Bundle, name: str) -> None:
 
 @pytest.mark.gpu
 def test_loop_of_two_devices() -> None:
-    """The counter on the CPU, what is computed on the GPU."""
+    """The counter is on the CPU, the data on the GPU."""
 
     def function(n: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
         def body(n: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -612,7 +612,7 @@ def test_scan(scans: Bundle, name: str) -> None:
 def test_a_branch_that_returns_unwritten_memory_is_warned_of(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """As torch.export leaves one of which all that a Triton kernel has written is the result."""
+    """torch.export drops a Triton kernel whose only effect is the branch's result."""
 
     def function(p: torch.Tensor, x: torch.Tensor) -> Any:
         return torch.cond(p, lambda x: torch.empty_like(x), lambda x: x + 1, (x,))

@@ -31,7 +31,7 @@ def scatter() -> Case:
             x.clone().scatter_(0, ids, source, reduce="multiply"),
         )
 
-    # One row of ids: with several, which of equal ones is written last is not defined.
+    # One row of ids: with several, the order of writes to equal ids is undefined.
     args = torch.randn(3, 4), torch.tensor([[0, 2, 1, 0]]), torch.randn(3, 4)
     return Case(function, args)
 
@@ -351,7 +351,7 @@ def test_custom_operator(customs: Bundle, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def asserting(device: str) -> Artifact:
-    """Asserts about an item, about a size that is known late and about values."""
+    """Asserts about an item, about an unbacked size and about values."""
 
     def function(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         size = n.item()
@@ -386,7 +386,7 @@ def test_asserts_that_hold(asserting: Artifact, device: str, size: int) -> None:
 def test_asserts_that_do_not_hold(
     asserting: Artifact, device: str, values: list[float], size: int, message: str
 ) -> None:
-    """The error has the assert's message; and the artifact works on."""
+    """The error has the assert's message, and later calls succeed."""
     if device == "cuda" and message.startswith("a value"):
         pytest.skip("a failed assert on the device makes the process's CUDA context unusable")
     x = torch.tensor(values, device=device)

@@ -101,7 +101,7 @@ def constant_results() -> Case:
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return self.weight, self.scale, self.weight.t(), self.weight, x * self.scale
 
-    # Whether one result of several is the artifact's own constant is its affair.
+    # Whether an output aliases a constant of the artifact is not specified.
     return Case(Constants(), (torch.randn(3, 4),), aliases=False)
 
 
@@ -193,7 +193,7 @@ def other_integers() -> Case:
 
 @DTYPES
 def unsigned_integers() -> Case:
-    """Torch does hardly anything with them but carry them."""
+    """torch supports hardly any operators for them."""
     dtypes = torch.uint16, torch.uint32, torch.uint64
     values = torch.tensor([0, 1, 200])
     return Case(
@@ -244,7 +244,7 @@ def test_dtype(dtypes: Bundle, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def pointwise(device: str) -> Artifact:
-    """A kernel of vectorised loads, large enough for them, and one of a library."""
+    """A kernel large enough for vectorized loads, and a library call."""
     return aot_util.compile_model(
         lambda x, y: (x * 2 + y, x @ y.t()), tuple(torch.randn(16, 64, device=device) for _ in "xy")
     )
@@ -252,7 +252,7 @@ def pointwise(device: str) -> Artifact:
 
 @pytest.mark.parametrize("offset", [1, 3, 4, 15])
 def test_misaligned_inputs(pointwise: Artifact, device: str, offset: int) -> None:
-    """Tensors that begin where no vector does, though the example inputs were aligned."""
+    """Unaligned tensors, although the example inputs were aligned."""
     memory = torch.randn(16 * 64 + 32, device=device)
     misaligned = memory[offset : offset + 16 * 64].view(16, 64)
     assert misaligned.data_ptr() % 64
@@ -261,7 +261,7 @@ def test_misaligned_inputs(pointwise: Artifact, device: str, offset: int) -> Non
 
 
 def test_misaligned_results(device: str) -> None:
-    """Views that begin off a vector's boundary, and an input changed through one."""
+    """Views at unaligned offsets, and an input that is mutated through one."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x * 2
@@ -307,7 +307,7 @@ def tree(*, size: int = 3, device: str) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 class Trees(nn.Module):
-    """Arguments and results in containers; every leaf is told from every other one."""
+    """Arguments and results in containers; every leaf has a different value."""
 
     def forward(
         self,
@@ -371,7 +371,7 @@ def test_keyword_arguments(keywords: Artifact, device: str) -> None:
 
 @pytest.fixture(scope="module")
 def scalars(device: str) -> Artifact:
-    """Numbers that are known to export, and sizes, among inputs and results."""
+    """Scalars that are constant for export, and sizes, among inputs and results."""
 
     def function(x: torch.Tensor, n: int, f: float, b: bool, s: str, none: None) -> Any:
         factor = f if b and s == "scale" else 1.0
@@ -391,7 +391,7 @@ def test_scalars(scalars: Artifact, device: str, size: int) -> None:
 
 
 def test_constant_results_of_other_types(device: str) -> None:
-    """What no tensor is and no size: a float, a bool and a string."""
+    """Values that are neither tensors nor sizes: a float, a bool and a string."""
 
     def function(x: torch.Tensor) -> Any:
         return x + 1, 2.5, True, "text"
@@ -401,7 +401,7 @@ def test_constant_results_of_other_types(device: str) -> None:
 
 
 def test_symbolic_scalar_input(device: str) -> None:
-    """An int that may differ from call to call, as a factor and as a size."""
+    """An int that differs between calls, as a multiplier and as a size."""
 
     def function(x: torch.Tensor, n: int) -> Any:
         return x * n, x.new_ones(n, 2), n + 1
@@ -413,7 +413,7 @@ def test_symbolic_scalar_input(device: str) -> None:
 
 
 def test_many_inputs_and_outputs(device: str) -> None:
-    """More than a handful of registers or a small vector holds."""
+    """More than fit in registers or a small vector."""
 
     def function(*xs: torch.Tensor) -> list[torch.Tensor]:
         # From torch 2.14 on Inductor returns the input itself for x + 0.

@@ -157,7 +157,7 @@ def causal_attention_with_dynamic_length() -> Case:
 @MODULES
 def multi_head_attention() -> Case:
     layer = nn.MultiheadAttention(16, 4, batch_first=True).eval()
-    # Contiguous, because eager mode's fast path lays its result out in another way.
+    # Contiguous, because eager mode's fast path returns another layout.
     return Case(
         lambda x: layer(x, x, x, need_weights=False)[0].contiguous(), (torch.randn(2, 5, 16),)
     )
@@ -228,7 +228,7 @@ def frozen_linear() -> Case:
 @FROZEN
 def frozen_linears_of_one_input() -> Case:
     class Projections(nn.Module):
-        """What freezing may make one multiplication of."""
+        """Linear layers that freezing may merge into one matmul."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -255,7 +255,7 @@ def frozen_deconv() -> Case:
 @FROZEN
 def frozen_folds_constants() -> Case:
     class Folded(nn.Module):
-        """A weight that is computed from others, all of them known."""
+        """A weight that is computed from other constants."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -344,7 +344,7 @@ for name in cases:
 def test_a_packed_weight_is_no_memory_for_others() -> None:
     """Its tensor's memory holds an object, whose destructor runs when the tensor goes.
 
-    In a process of its own, since what is written over the object is a segmentation fault then.
+    In a separate process, because overwriting the object causes a segmentation fault.
     """
     root = pathlib.Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", REUSED], cwd=root, capture_output=True, text=True)

@@ -146,7 +146,7 @@ def split_padded_unfolded() -> Case:
 
 @DYNAMIC
 def dynamic_strides() -> Case:
-    """The second size is the first stride; and a transposed input, whose second stride it is."""
+    """The second size is the first stride, or the second stride of a transposed input."""
     return Case(
         lambda x, y: (x.t() + 1, y * 2, x @ y),
         (torch.randn(4, 5), torch.randn(6, 5).t()),
@@ -157,7 +157,7 @@ def dynamic_strides() -> Case:
 
 @DYNAMIC
 def down_to_nothing() -> Case:
-    """A range that begins at zero: sizes 0 and 1, for which export makes no special graph."""
+    """A range that begins at zero: sizes 0 and 1, which export does not specialize."""
     return Case(
         lambda x: (x * 2 + 1, x.sum(0), torch.cat([x, x])),
         (torch.randn(5, 3),),
@@ -189,7 +189,7 @@ def test_dynamic(dynamic: Bundle, name: str) -> None:
 
 
 def sized(n: Any, low: int = 0, high: int = 1000) -> Any:
-    """Tell export that a number that is known late is a size within these bounds."""
+    """Declare to export that an unbacked SymInt is a size within these bounds."""
     torch._check(n >= low)
     torch._check(n <= high)
     return n
@@ -320,7 +320,7 @@ def test_unbacked(unbacked: Bundle, name: str) -> None:
 
 
 class Pair(nn.Module):
-    """Of a matrix and one with twice as many rows."""
+    """Sizes of a matrix and one with twice as many rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,13 +335,13 @@ class Pair(nn.Module):
 
 
 def check_unbacked_rows(program: ExportedProgram, model: nn.Module, upper: int) -> None:
-    """Any number of rows up to `upper` gives what eager mode gives; anything else is refused."""
+    """Up to `upper` rows the results are those of eager mode; other sizes are rejected."""
     artifact = aot_util.Artifact(model, program, aot_util.compile_program(program))
     x, y = artifact.loaded.signature.tensors
     assert re.fullmatch(r"u\d+", x.shape[0])
     assert y.shape[0] == f"2*{x.shape[0]}"
     assert artifact.loaded.signature.symbols == {x.shape[0]: Range(0, upper)}
-    # Sizes that export specialises on where they are backed are no exceptions.
+    # Sizes that export specializes if they are backed are no exceptions.
     for rows in (0, 1, 5, upper):
         artifact.check(*Pair.inputs(rows))
     for inputs in (Pair.inputs(upper + 1), Pair.inputs(4, 4), Pair.inputs(1, 3)):
@@ -382,7 +382,7 @@ def test_inputs_with_a_shapes_spec() -> None:
 
 
 def test_index_math_above_2_to_the_31(device: str) -> None:
-    """Sizes, strides and offsets whose products need 64 bits; hardly any of that is touched."""
+    """Sizes, strides and offsets whose products need 64 bits; little of the memory is touched."""
 
     def function(wide: torch.Tensor, far: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows, columns = wide.shape
@@ -447,9 +447,9 @@ def test_no_result(device: str) -> None:
 
 
 def test_ranges_of_a_module_that_is_compiled_alone() -> None:
-    """Stock's function inside an activation has no exported program to ask for the user's ranges.
+    """torch's function inside an activation has no exported program with the user's ranges.
 
-    The shape environment's begin at 2, and end where the compiler has asked what is faster.
+    The ranges of the shape environment begin at 2 and are narrowed by performance-only guards.
     """
     x = torch.randn(6, 9)
     shapes = {0: Dim("rows", max=100_000), 1: Dim("columns", max=100)}

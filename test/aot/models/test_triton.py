@@ -30,7 +30,7 @@ def kernels() -> Any:
 def compiled(
     function: Callable[..., Any], args: tuple[Any, ...], dynamic: Any = None, **configs: Any
 ) -> Artifact:
-    """Exported by dynamo, which is what traces a launch of a user's kernel."""
+    """Exported by dynamo, which traces launches of user-defined kernels."""
     program = aot_util.export(function, args, None, dynamic, strict=True)
     path = aot_util.compile_program(program, **configs)
     return Artifact(aot_util.as_module(function), program, path)
@@ -137,7 +137,7 @@ def test_size_expressions_as_arguments_and_grid(kernels: Any) -> None:
 
 
 def test_a_kernel_after_inputs_of_other_layouts(kernels: Any) -> None:
-    """Views and constants as arguments: what the kernel gets is the pointer it would in eager."""
+    """Views and constants as arguments: the kernel gets the same pointer as in eager mode."""
     constant = torch.randn(4, 8, device="cuda")
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -152,7 +152,7 @@ def test_a_kernel_after_inputs_of_other_layouts(kernels: Any) -> None:
 
 
 def test_a_kernel_in_a_cond(kernels: Any) -> None:
-    """As an operator; of one that is launched as it is, see the test after this."""
+    """As an operator; the next test launches the kernel directly."""
 
     @torch.library.triton_op("test_aot_triton::double", mutates_args={})
     def double(x: torch.Tensor) -> torch.Tensor:
@@ -174,7 +174,7 @@ def test_a_kernel_in_a_cond(kernels: Any) -> None:
 def test_a_kernel_that_export_drops_is_warned_of(
     kernels: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What torch.export gives is a branch that returns what `empty_like` gives."""
+    """torch.export returns a branch that returns the result of `empty_like`."""
 
     def function(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         def launched(x: torch.Tensor) -> torch.Tensor:
@@ -209,7 +209,7 @@ def test_triton_operator(kernels: Any) -> None:
 
 
 def test_more_shared_memory_than_a_kernel_gets_unasked(kernels: Any) -> None:
-    """Over 48 KiB a launch has to ask for it first."""
+    """A launch has to request more than 48 KiB explicitly."""
 
     def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         out = torch.empty(128, 128, device="cuda")
@@ -223,7 +223,7 @@ def test_more_shared_memory_than_a_kernel_gets_unasked(kernels: Any) -> None:
 
 
 def test_grids_larger_than_their_second_dimension_may_be() -> None:
-    """A transposed copy is tiled in two dimensions, the second of which ends at 65535 blocks."""
+    """A transposed copy has a two-dimensional grid with at most 65535 blocks in the second."""
     shapes = ({0: Dim("rows", min=2, max=2**24)},)
     artifact = aot_util.compile_model(
         lambda x: x.t().contiguous() + 1, (torch.randn(300, 3, device="cuda"),), None, shapes
@@ -249,7 +249,7 @@ def layers(device: str = "cuda") -> tuple[nn.Module, torch.Tensor]:
 @pytest.mark.parametrize("embedded", [False, True])
 @pytest.mark.parametrize("multi_arch", [False, True])
 def test_kernel_binaries(embedded: bool, multi_arch: bool) -> None:
-    """In files of their own or inside the library, for one architecture or for several."""
+    """In separate files or inside the library, for one architecture or for several."""
     model, x = layers()
     artifact = aot_util.compile_model(
         model,
@@ -264,7 +264,7 @@ def test_kernel_binaries(embedded: bool, multi_arch: bool) -> None:
 
 
 def test_a_kernel_binary_that_is_missing(tmp_path: pathlib.Path) -> None:
-    """An error by the runtime, not a crash, and nothing that looks like a result."""
+    """The runtime raises an error; the process neither crashes nor returns a result."""
     model, x = layers()
     artifact = aot_util.compile_model(model, (x,), aot_inductor__embed_kernel_binary=False)
     library = artifact.unpack(tmp_path)
@@ -280,7 +280,7 @@ def test_a_kernel_binary_that_is_missing(tmp_path: pathlib.Path) -> None:
 
 
 def test_every_kernel_that_was_tuned_is_packaged() -> None:
-    """Tuning compiles many kernels; those that the artifact launches are the ones it holds."""
+    """Tuning compiles many kernels; the artifact contains only those that it launches."""
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten())
     model.append(nn.Linear(8 * 14 * 14, 32)).cuda().half()
     x = torch.randn(2, 4, 16, 16, device="cuda", dtype=torch.half)
@@ -324,7 +324,7 @@ def test_loaded_on_another_device_than_compiled_for() -> None:
 
 @two_gpus
 def test_two_gpus_in_one_model() -> None:
-    """Inductor's C++ runs on one, and says so before anything is written."""
+    """Inductor's C++ runs on one device; the error is raised before anything is written."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (x + 1).to("cuda:1") * y, (y - 1).to("cuda:0") * x

@@ -24,10 +24,10 @@ from inductor_ext.hooks import activate
 from test.support.built_models import Built, Tied, elf
 
 LIBRARY_BYTES = 350_000
-"""What a small model's shared object may have; stock's has 1.5 million."""
+"""Maximum bytes of a small model's shared object; Inductor's has 1.5 million."""
 
 STANDARD_LIBRARY_BYTES = 450_000
-"""What it has more where the compiler links the C++ library statically."""
+"""Its additional size if the compiler links the C++ library statically."""
 
 
 class TestSharedObject:
@@ -46,7 +46,7 @@ class TestSharedObject:
         assert ".debug" not in elf("readelf", "-SW", str(tied.library))
 
     def test_nothing_heavy_of_the_standard_library_is_in_it(self, tied: Built) -> None:
-        # Bound against libtorch's own copies, these crashed stock's artifacts at load.
+        # Bound to libtorch's own copies, these crash Inductor's artifacts at load.
         assert "basic_regex" not in elf("strings", "-a", str(tied.library))
         assert "regex" not in tied.code
         assert "AOTInductorModelContainerCreate" not in tied.code
@@ -101,7 +101,7 @@ class TestOtherWaysToCompile:
     def test_files_of_one_model_outlast_the_compile_of_another(
         self, size: int, tmp_path: pathlib.Path
     ) -> None:
-        """Code alike and values not: few are in the kernels' code, many in the weights' file."""
+        """The same code with other values: few are inlined, many are in the weights file."""
         from torch._inductor.package import package_aoti
 
         x = torch.randn(3, size)
@@ -164,7 +164,7 @@ def test_threads_share_runners(tied: Built) -> None:
     threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
     for thread in threads:
         thread.start()
-    # Whoever wants all runners for himself gets his turn as well.
+    # An update, which needs all runners, is not starved.
     for _ in range(20):
         loaded.update_constants({"0.bias": model[0].bias.detach().clone()})
     for thread in threads:
@@ -211,7 +211,7 @@ PARTS = [dataclasses.replace(WHOLE, source=f"/{number}.cpp") for number in range
 
 class TestBuilding:
     def build(self, broken: set[str]) -> Any:
-        """Compile all sources but these."""
+        """A build function that fails for these sources."""
         from torch._inductor.exc import CppCompileError
 
         def build(units: list[compiler.Unit]) -> None:

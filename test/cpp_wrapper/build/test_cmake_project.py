@@ -1,7 +1,7 @@
-"""Packages of sources (`aot_inductor.package_cpp_only`): what they hold, and what is built of them.
+"""Packages of sources (`aot_inductor.package_cpp_only`): their content, and builds from them.
 
-Torch's own loader and CMake have to make the same library of them as we would have made: it checks
-its inputs, hides its symbols, finds its weights, and says on any CPU whether it can run there.
+torch's own loader and CMake have to build the same library from them as the extension does: it
+checks its inputs, hides its symbols, finds its weights, and reports on any CPU whether it can run.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 class Layers(nn.Module):
-    """A multiplication in a library and a fused kernel, and constants with and without a name."""
+    """A library matmul and a fused kernel, and constants with and without a name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def layers(device: str, seed: int = 0) -> tuple[nn.Module, torch.Tensor]:
 
 
 def compiled(device: str, **configs: Any) -> Artifact:
-    """The package of a model that others build."""
+    """The package of sources of a model."""
     model, x = layers(device)
     named = {"aot_inductor__model_name_for_generated_files": "net", **configs}
     dynamic = ({0: Dim("rows", min=2, max=64)},)
@@ -187,7 +187,7 @@ def check(
     device: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Assert right results for right inputs, and that wrong ones are refused."""
+    """Assert that results are correct and that invalid inputs are rejected."""
     with torch.no_grad():
         for rows in (3, 7):
             x = torch.randn(rows, 4, device=device)
@@ -200,7 +200,7 @@ def check(
         capfd.readouterr()
         with pytest.raises(RuntimeError):
             run(wrong.to(device))
-        # Torch's runners say it themselves from torch 2.13 on.
+        # torch's runners include the message from torch 2.13 on.
         assert message in capfd.readouterr().err
 
 
@@ -287,7 +287,7 @@ class TestPackage:
         assert weights.stat().st_size == 4 * (48 + 16 + 12)
 
     def test_a_name_that_another_model_had(self, device: str) -> None:
-        """Inductor's cache folder keeps what was first written under a name, kernels as well."""
+        """Inductor's cache folder keeps the first file written under a name, kernels included."""
         outputs: list[list[bytes]] = []
         for rows in (5, 7):
             program = aot_util.export(nn.Softmax(-1), (torch.randn(rows, 300, device=device),))
@@ -312,7 +312,7 @@ def output(*command: Any) -> str:
 
 
 def disassembled(library: pathlib.Path) -> dict[str, list[str]]:
-    """Instructions by the demangled name of their function."""
+    """Instructions by the demangled name of the function."""
     functions: dict[str, list[str]] = {}
     name = ""
     for line in output("objdump", "-d", "-C", "--no-show-raw-insn", library).splitlines():
@@ -329,16 +329,16 @@ OLD_CPU = re.compile(
     r"|inductor_ext_missing_cpu_features|(.*::)?(missing_cpu_features|misfit|cpuid|saved_state)\(.*"
     r"|inductor_ext::\(anonymous namespace\)::(has|is)\(.*"
 )
-"""What runs before it is known whether the CPU has what the rest needs."""
+"""Functions that run before the CPU features are checked."""
 
 NEWER = re.compile(
     r"v[a-z]|k[a-z]+[bwdq]\b|andn|bextr|bls|bzhi|lzcnt|tzcnt|popcnt|movbe|rorx|(sh[lr]|sar|mul)x"
 )
-"""Instructions that the first x86-64 CPUs lack: AVX and later, masks, bit manipulation."""
+"""Instructions that x86-64-v1 CPUs lack: AVX and later, masks, bit manipulation."""
 
 
 def built_by_cmake(package: str, folder: pathlib.Path) -> pathlib.Path:
-    """The library that CMake makes of a package's sources, which stay as they are."""
+    """The library that CMake builds from a package's sources, which it does not modify."""
     zipfile.ZipFile(package).extractall(folder)
     (listing,) = folder.rglob("CMakeLists.txt")
     build = folder / "build"
@@ -389,7 +389,7 @@ class TestByCMake:
         names = {line.split()[-1] for line in lines}
         assert all(name.startswith(("AOTInductor", "inductor_ext_")) for name in names)
         assert {"AOTInductorModelContainerRun", "inductor_ext_last_error"} <= names
-        # Bound against libtorch's own copies, these crashed stock's libraries at load.
+        # Bound to libtorch's own copies, these crash Inductor's libraries at load.
         assert "basic_regex" not in output("strings", "-a", library)
 
     def test_the_stack_is_not_executable(self, library: pathlib.Path) -> None:
@@ -408,7 +408,7 @@ class TestByCMake:
             r"call +[0-9a-f]+ <(.*?)(?:@plt)?>", "\n".join(map("\n".join, early.values()))
         )
         inside = [name for name in calls if name in functions and not OLD_CPU.fullmatch(name)]
-        # Once there is nothing that the CPU lacks.
+        # If the CPU lacks nothing.
         assert {name.partition("(AOT")[0].rpartition("::")[2] for name in inside} <= {
             "create",
             "create_alone",

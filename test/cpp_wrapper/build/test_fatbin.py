@@ -1,4 +1,4 @@
-"""Fat binaries: for which architectures they are, and what nvcc makes of it."""
+"""Fat binaries: their architectures, and the output of nvcc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._inductor.exc import CUDACompileError
 from inductor_ext.cpp_wrapper.build import fatbin
 
 LISTS_ARCHITECTURES = hasattr(compile_utils, "_cuda_multi_arch_gencode_options")
-"""Whether torch looks at TORCH_CUDA_ARCH_LIST, as from 2.14 on."""
+"""Whether torch reads TORCH_CUDA_ARCH_LIST, as from 2.14 on."""
 
 PTX = """.version 7.0
 .target sm_80
@@ -25,7 +25,7 @@ PTX = """.version 7.0
 
 
 def images(path: pathlib.Path) -> set[tuple[str, int]]:
-    """Kind and architecture of what is in a fat binary."""
+    """Kind and architecture of each image in a fat binary."""
     data = path.read_bytes()
     magic, _, header, size = struct.unpack_from("<IHHQ", data)
     assert magic == 0xBA55ED50
@@ -50,7 +50,7 @@ def target() -> Any:
     [
         (None, {"sm_80", "compute_80"}),
         ("8.0;8.6;9.0", {"sm_80", "sm_86", "sm_90", "compute_80"}),
-        # PTX is not for older ones.
+        # PTX does not run on older architectures.
         ("7.5 8.6+PTX", {"sm_80", "sm_86", "compute_80"}),
         ("native", {"sm_80", "compute_80"}),
     ],
@@ -97,7 +97,7 @@ def test_nvcc_builds_an_image_for_each(
 def test_machine_code_of_triton_is_not_compiled_again(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is all that is asked for: the toolkit's ptxas may not know PTX of Triton's."""
+    """If no other architecture is requested: the toolkit's ptxas may not support Triton's PTX."""
     monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
     kernel = {"asm": str(tmp_path / "kernel.ptx"), "cuda_arch": "80"}
     (tmp_path / "kernel.ptx").write_text(PTX)

@@ -1,4 +1,4 @@
-"""AOT packages from the cache of artifacts: the same bytes, without a compile, or a compile."""
+"""AOT packages and the artifact cache: a hit gives the same bytes without a compile."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def program() -> ExportedProgram:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A cache folder of the test's own."""
+    """An empty cache folder."""
     with config.patch(artifact_cache_dir=str(tmp_path / "artifacts")):
         yield tmp_path / "artifacts"
 
 
 class Compiler:
-    """Stands for the compiler: counts its calls, and writes what tells them apart."""
+    """Stand-in for the compiler: counts its calls, and writes different files for each."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -90,7 +90,7 @@ def no_extra(program: ExportedProgram) -> str:
 def compiled(
     programs: Any, target: Any, compiler: Callable[..., Any], **patches: Any
 ) -> tuple[str | IO[bytes], ArtifactCacheRecord]:
-    """What came out, and what was recorded of it."""
+    """The result of a compile, and its records."""
     if isinstance(programs, ExportedProgram):
         programs = {"model": programs}
     with events.capture(ArtifactCacheRecord) as records:
@@ -131,9 +131,9 @@ print(json.dumps([kinds, started, "torch._inductor.compile_fx" in sys.modules]))
 
 
 def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
-    """Neither in this process nor in a fresh one, which does not even import Inductor's.
+    """Neither in this process nor in a new one, which does not even import Inductor's compiler.
 
-    It is done in the folder of all tests, where what artifacts share is compiled already.
+    Uses the cache folder of all tests, in which the runtime is compiled already.
     """
     path = tmp_path / "net.pt2"
     with events.capture(ArtifactCacheRecord, CompileRecord) as records:
@@ -155,8 +155,8 @@ def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
     x = torch.rand(3, 8)
     torch.testing.assert_close(inductor_ext.load(path)(x), Net(UNCOMPILED)(x))
 
-    # The first of two fresh processes compiles if tests before this one have left this process with
-    # another configuration than a fresh one has.
+    # The first of two new processes compiles if earlier tests have changed the configuration of
+    # this process.
     packages = []
     for _ in range(2):
         path.unlink()
@@ -215,7 +215,7 @@ def test_any_difference_misses(
 def test_what_the_caller_adds_to_the_key_misses(
     program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
 ) -> None:
-    """Such as the tuning results that the kernels were chosen by."""
+    """For example the tuning results that determined the kernels."""
     with events.capture(ArtifactCacheRecord) as records:
         for tuned in ("before", "after", "after"):
             artifact_cache.compile_or_copy(
@@ -241,7 +241,7 @@ def test_paths_buffers_and_no_path_get_the_package(
         buffer = io.BytesIO()
         result, record = compiled(program, buffer, compiler)
         assert (record.state, result, buffer.getvalue()) == (expected, buffer, b"package 2")
-    # It has the key of a buffer's: neither has a name.
+    # It has the key of a buffer: neither has a name.
     result, record = compiled(program, None, compiler)
     assert isinstance(result, str)
     assert (record.state, pathlib.Path(result).read_bytes()) == ("hit", b"package 2")

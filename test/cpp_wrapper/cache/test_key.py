@@ -1,4 +1,4 @@
-"""The key of a compiled artifact: the same for the same program, another for any difference."""
+"""The cache key of a compiled artifact: equal for equal programs, different for any difference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETTINGS = settings.Settings()
 
 
 def digest(program: ExportedProgram, ours: settings.Settings = SETTINGS, **patches: Any) -> str:
-    """The key of a program that has one."""
+    """The key of a program that can be cached."""
     key = artifact_key.compute_key(program, ours, patches)
     assert key.why is None
     assert key.digest is not None
@@ -53,7 +53,7 @@ def refusal(program: ExportedProgram, **patches: Any) -> str:
 
 
 def test_other_processes_find_the_same_key() -> None:
-    """Whatever the seed of their hashes and the addresses of their objects."""
+    """Regardless of hash seeds and object addresses."""
     digests = []
     for seed, objects in (("1", 0), ("2", 100_000)):
         run = subprocess.run(
@@ -96,7 +96,7 @@ def test_a_saved_and_loaded_program_keeps_its_content(
 
 
 class Net(torch.nn.Module):
-    """What the variants below differ from."""
+    """The model that the variants below differ from."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Net(torch.nn.Module):
 
 
 class Tied(Net):
-    """The same values, in one memory."""
+    """Equal weights in one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Tied(Net):
 
 
 class Equal(Net):
-    """The values of `Tied`, in two memories."""
+    """The values of `Tied`, in two tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,14 +143,14 @@ class Sigmoid(Net):
 
 
 class Twice(Net):
-    """Another structure of the same results."""
+    """The same results in another structure."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
         return [super().forward(x, y)]
 
 
 class Pair(Twice):
-    """Yet another."""
+    """The same results in a third structure."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
         return tuple(super().forward(x, y))
@@ -171,7 +171,7 @@ class ConditionalElse(Conditional):
 
 
 def changed(change: Callable[[Any], object], net: type[Net] = Net) -> Callable[[], Net]:
-    """A model after a change of it."""
+    """A function that returns a modified model."""
 
     def make() -> Net:
         module = net()
@@ -203,7 +203,7 @@ def variant(
     kwargs: dict[str, Any] | None = None,
     **shapes: Any,
 ) -> None:
-    """Add a program that no other one equals."""
+    """Register a program that differs from all others."""
     MODELS[name] = lambda: torch.export.export(
         make().eval(), args, kwargs, dynamic_shapes=shapes or None
     )
@@ -265,13 +265,13 @@ def test_every_weight_of_a_program_counts(rich: ExportedProgram) -> None:
             tensor.view(-1)[-1].add_(1)
             keys.add(digest(rich))
             tensor.copy_(before)
-    # Two of them are one tensor.
+    # Two of the weights are one tensor.
     assert len(keys) == len(tensors)
     assert digest(rich) in keys
 
 
 def test_every_node_of_a_graph_counts(rich: ExportedProgram) -> None:
-    """Its name, its arguments and what is known of its value, in subgraphs as well."""
+    """Its name, arguments and value metadata, in subgraphs as well."""
     keys = {digest(rich)}
     count = 1
     for module in rich.graph_module.modules():
@@ -321,7 +321,7 @@ def base() -> ExportedProgram:
 
 
 def test_every_option_of_inductor_counts(base: ExportedProgram) -> None:
-    """Those that change code, given as a patch, set in the process or within a group."""
+    """Options that change code, whether patched, set in the process or in a group."""
     before = digest(base)
     unchanged = set()
     for name, value in inductor_config.get_config_copy().items():
@@ -451,7 +451,7 @@ def test_what_changes_no_code_does_not_count(base: ExportedProgram, tmp_path: Pa
 
 
 class Pass(CustomGraphPass):
-    """A pass of the user's with a version of its own."""
+    """A user's pass with its own version."""
 
     def __init__(self, version: str | None) -> None:
         self.version = version
@@ -490,7 +490,7 @@ def test_under_a_dispatch_mode_there_is_no_key(base: ExportedProgram) -> None:
 
 
 def test_lowerings_from_elsewhere_have_no_key(base: ExportedProgram) -> None:
-    """They have no version, those registered with us excepted, whose source is in the key."""
+    """They have no version, except those in this package, whose source is in the key."""
     from torch._inductor import lowering
 
     def mine(*args: Any) -> Any:
@@ -518,7 +518,7 @@ def test_decompositions_from_elsewhere_have_no_key(base: ExportedProgram) -> Non
 
 
 def test_custom_operators_count_by_their_schema() -> None:
-    """But for those made of other operators, whose code would be compiled."""
+    """Except those composed of other operators, whose code would be compiled."""
     with torch.library._scoped_library("artifact_key_test", "FRAGMENT") as library:
         library.define("opaque(Tensor x) -> Tensor")
         library.define("made(Tensor x) -> Tensor")

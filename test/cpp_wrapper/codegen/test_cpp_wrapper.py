@@ -1,4 +1,4 @@
-"""Which compiles get the frame of the extension, and what it adds to Inductor's code generation."""
+"""Which compiles get the extension's wrapper, and what it adds to Inductor's code generation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_options_that_change_the_frame_are_left_to_inductor(option: dict[str, An
 
 @writes_two
 def test_a_program_that_is_written_twice_is_for_inductor(warned: Any) -> None:
-    """The one that is run while compiling has no model around it."""
+    """The program that runs during the compile has no model around it."""
     graph = SimpleNamespace(**{**vars(GRAPH), "is_dual_wrapper_mode": True})
     settings = config.snapshot({})
     with V.set_graph_handler(graph):
@@ -102,12 +102,12 @@ def test_runs_during_the_compile_do_not_include_the_model(warned: Any) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_operators_of_the_folding_graph_are_listed_once(shared: bool) -> None:
-    """Whether both graphs share the list of operators (torch 2.15) or have one each."""
+    """The graphs share one list of operators (torch 2.15) or have one each."""
     first, second = {"op": "first"}, {"op": "first"}
     folding = cpp_wrapper._wrapper_class(CppWrapperCpu, (cpp_wrapper.AotWrapper,)).__new__(
         cpp_wrapper._wrapper_class(CppWrapperCpu, (cpp_wrapper.AotWrapper,))
     )
-    # Two calls of one operator are equal, and two.
+    # Two calls of one operator are equal but are two entries.
     folding.operators = (first, second)
     graph = SimpleNamespace(const_module=SimpleNamespace(wrapper_code=folding))
     nodes: list[Any] = [first, second] if shared else []

@@ -34,7 +34,7 @@ def test_enumeration_values_for_executors_without_conversion() -> None:
 def test_a_torch_that_numbers_dtypes_otherwise_is_refused(
     takes_dtype: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the artifact itself, for torch's loaders do not ask which torch it was made for."""
+    """By the artifact itself, because torch's loaders do not check its torch version."""
 
     def convert(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         return x.to(dtype).sin() if dtype is not None else x.sin()

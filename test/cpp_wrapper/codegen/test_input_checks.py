@@ -122,7 +122,7 @@ def number_of(signature: Signature) -> int:
 
 
 def right() -> list[torch.Tensor]:
-    """What MIXED takes."""
+    """A valid call of MIXED."""
     return [
         torch.zeros(8, 10),
         torch.zeros(8, 17, dtype=torch.int64),

@@ -22,13 +22,13 @@ from test.support import aot_util, split_programs
 from test.support.split_programs import PROLOGUE, numbered, program, whole_text
 
 MANY = tuple(f"use(nullptr, {number});" for number in range(12))
-"""As many statements as to fill some functions of `small`."""
+"""Enough statements to fill some functions of `small`."""
 
 
 def small(
     whole: split_units.Program, unit: int = 12, function: int = 4, path: str = ""
 ) -> list[str]:
-    """Split by numbers that suit small programs."""
+    """Split with limits that suit small programs."""
     return whole.units(unit, function=function, path=path)
 
 
@@ -39,7 +39,7 @@ def run_of(units: Sequence[str]) -> str:
 
 
 def functions(units: Sequence[str]) -> dict[int, str]:
-    """The bodies of the functions that were taken out, by number."""
+    """The bodies of the extracted functions, by number."""
     head = r"^void AOTInductorModel::run_part<(\d+)>\([^{;]*\) \{\n(.*?)^\}$"
     matches = (match for unit in units for match in re.findall(head, unit, re.M | re.S))
     return {int(number): body for number, body in matches}
@@ -53,7 +53,7 @@ def order(units: Sequence[str]) -> list[int]:
 
 
 def apart(*declared: str, use: str) -> tuple[list[str], str, str]:
-    """Split a program that declares something and uses it two functions later.
+    """Split a program that declares a variable and uses it two functions later.
 
     Returns:
         The units, the function that declares and the one that uses.
@@ -113,7 +113,7 @@ class TestSize:
 VIEW = "wrap_with_raii_handle_if_needed(reinterpret_tensor_wrapper(arg0_1, 2, n, n, 0L))"
 
 KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
-    # What is declared, how it is used, how it is declared then, and known where it is used.
+    # The declaration, its use, the declaration in the split program, and its binding at the use.
     "owner": (
         ("RAIIAtenTensorHandle x(handle);",),
         "x.reset();",
@@ -331,7 +331,7 @@ def test_every_statement_runs_once_and_in_order(
     if not units:
         return
     numbers = order(units)
-    # Declarations that may be repeated are dropped where nothing uses them.
+    # Declarations that may be repeated are dropped if unused.
     repeated = re.compile(
         r"static constexpr|(\[\[maybe_unused\]\] )?auto& |const int64_t \w+\[\] = \{[-\dL, ]*\};"
     )
@@ -356,7 +356,7 @@ def test_a_damaged_program_is_no_error(seed: int, data: st.DataObject) -> None:
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
-    """A compiler, and a folder with the runtime that tells what a program does."""
+    """A compiler, and a folder with a runtime that traces a program."""
     program_path = shutil.which("g++")
     if program_path is None:
         pytest.skip("no C++ compiler")
@@ -368,7 +368,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_same_happens_whatever_throws(tools: tuple[str, pathlib.Path], seed: int) -> None:
-    """Calls, destructions and outputs, when nothing throws and when any one call does."""
+    """The same trace of calls, destructions and outputs, if nothing or any one call throws."""
     drawn = split_programs.Program(seed, 150)
     units = small(drawn.program, unit=50, function=10)
     assert len(units) >= 3
@@ -391,7 +391,7 @@ def trace(tools: tuple[str, pathlib.Path], units: Sequence[str]) -> str:
 
 
 class Mixed(torch.nn.Module):
-    """Control flow, sizes that are known at run time alone, buffers and several outputs."""
+    """Control flow, unbacked sizes, buffers and several outputs."""
 
     seen: torch.Tensor
 
@@ -442,7 +442,7 @@ def test_an_artifact_of_many_units_computes_the_same_bytes(
 
 
 def test_sections_of_a_program_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are all of its code, and a unit has the launchers that it calls."""
+    """Sections cover the whole program, and a unit contains the launchers that it calls."""
     pytest.importorskip("triton")
     from inductor_ext.autotune import decide
     from inductor_ext.templates.triton.config import GemmConfig

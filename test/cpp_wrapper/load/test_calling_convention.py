@@ -45,7 +45,7 @@ def changed(change: Callable[[list[Any], dict[str, Any]], object]) -> Call:
 
 
 def put(place: int, value: Any) -> Call:
-    """The right call with another positional argument."""
+    """The valid call with another positional argument."""
     return changed(lambda args, kwargs: args.__setitem__(place, value))
 
 
@@ -65,7 +65,7 @@ def test_a_right_call_gives_eager_s_result(
 ) -> None:
     model, loaded = compiled
     args, kwargs = RIGHT[name]
-    # export keeps those arguments out of the call that were left at their defaults.
+    # torch.export drops arguments that were left at their defaults.
     passed = {key: value for key, value in kwargs.items() if key == "gated"}
     torch.testing.assert_close(loaded(*args, **passed), model(*args, **kwargs))
 
@@ -174,7 +174,7 @@ def test_the_artifact_itself_refuses_it(loaded: Any, capfd: pytest.CaptureFixtur
         ([torch.ones(16, 4), *flat[1:]], "'fixed': dimension 0 is 16, and the artifact takes 8"),
         (flat[1:], "takes 6 tensors"),
     ):
-        # torch 2.11's runner has no message of its own; the artifact writes it to stderr.
+        # torch 2.11's runner has no message; the artifact writes it to stderr.
         with pytest.raises(RuntimeError) as raised:
             runner.loader.run(wrong)
         assert message in str(raised.value) + capfd.readouterr().err

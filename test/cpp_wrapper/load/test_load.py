@@ -114,7 +114,7 @@ def test_what_does_not_fit_here_is_refused_at_once(
 
 
 def test_a_manifest_of_another_package_is_refused(path: str) -> None:
-    """Its own checksums are right, and what it says of the calls is not."""
+    """Its checksums are correct, but its signature is not."""
 
     def change(content: dict[str, Any], entries: dict[str, bytes]) -> None:
         models = content["models"]
@@ -251,7 +251,7 @@ def test_damage_to_inductors_packages_is_found(stock_path: str, tmp_path: pathli
 
 
 def test_unsafe_names_never_reach_inductors_loader(stock_path: str, tmp_path: pathlib.Path) -> None:
-    """It writes such entries where they point."""
+    """Inductor's loader would write such entries outside of its folder."""
     evil = tmp_path / "evil.pt2"
     with zipfile.ZipFile(stock_path) as source_zip, zipfile.ZipFile(evil, "w") as target_zip:
         for name in source_zip.namelist():
@@ -289,7 +289,7 @@ def test_a_model_on_a_gpu_keeps_its_kernels_until_it_goes(
 
 @pytest.mark.slow
 def test_damaged_packages_are_refused_or_right(tmp_path: pathlib.Path) -> None:
-    """See `test.fuzz.aot_packages`, whose command line goes on for longer."""
+    """See `test.fuzz.aot_packages`, whose command line runs more cases."""
     package = str(tmp_path / "net.pt2")
     artifact_fuzz.make_package(package)
     outcomes = list(artifact_fuzz.run_cases(package, 0, range(600)))

@@ -87,7 +87,7 @@ for runners in (1, 2):
 def test_a_model_may_call_python_while_threads_wait(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Waiting for a runner with the interpreter's lock held would never end."""
+    """Waiting for a runner while holding the GIL would deadlock."""
     run = subprocess.run(
         [sys.executable, "-c", CALLBACK, str(tmp_path / "waits.pt2")],
         capture_output=True,

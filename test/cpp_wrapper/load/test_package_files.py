@@ -123,7 +123,7 @@ def test_large_weights_are_verified_by_their_constants(
 
 
 def test_verification_can_be_left_out(path: str, plain: Plain, tmp_path: pathlib.Path) -> None:
-    """Then weights are not even read before they are used."""
+    """Without verification weights are not read before they are used."""
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(flipped(path, ".weights").getvalue())
     with pytest.raises(exc.BadPackageError):

@@ -1,4 +1,4 @@
-"""A package's manifest: what it keeps, what it refuses, and where a model can run."""
+"""A package's manifest: its fields, rejected content, and where a model can run."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class TestSeveralModels:
 
 
 def test_packages_without_a_path_stay_apart() -> None:
-    """Two models of the same code, of which the files have the same names."""
+    """Two models with the same code and the same file names."""
     x = torch.randn(3, 16)
     models = [torch.nn.Linear(16, 16).eval() for _ in range(2)]
     paths = [

@@ -1,4 +1,4 @@
-"""The .pt2 archive: what is written, who can read it, and what is refused before it does harm."""
+"""The .pt2 archive: writing, compatibility with other readers, and rejected archives."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def written(
 
 @pytest.fixture(scope="module")
 def package() -> bytes:
-    """An archive with one entry that can be mapped."""
+    """An archive with one aligned entry."""
     return written((name, data, name == WEIGHTS) for name, data in CONTENT.items())[0]
 
 
 def refused(data: bytes) -> str:
-    """Why an archive is refused, at the latest when all of it is checked."""
+    """The reason why an archive is rejected, at the latest when all of it is verified."""
     with (
         pytest.raises(exc.BadPackageError) as caught,
         zip_reader.open_package(io.BytesIO(data)) as it,
@@ -58,7 +58,9 @@ def refused(data: bytes) -> str:
 @pytest.mark.parametrize("before", [0, 1, 100, PAD - 200, PAD - 150, PAD - 91, PAD - 90, PAD - 60])
 def test_chosen_entries_begin_at_a_page_wherever_they_stand(before: int) -> None:
     entries = [("extra/a", b"x" * before, False), (WEIGHTS, b"w" * 100, True)]
-    for length in range(6):  # the last bytes before a page, where an extra field's head has no room
+    for length in range(
+        6
+    ):  # the last bytes before a page, where the header of an extra field does not fit
         data, places = written([*entries, ("extra/" + "b" * (length + 1), b"b", True)])
         assert places[WEIGHTS].offset % PAD == 0
         for entry in places.values():
@@ -71,7 +73,7 @@ def test_chosen_entries_begin_at_a_page_wherever_they_stand(before: int) -> None
 
 
 def test_every_distance_to_a_page_is_padded() -> None:
-    """Also one to three bytes, and more than an extra field holds."""
+    """Also one to three bytes, and more than an extra field can have."""
     for before in range(PAD - 120, PAD - 20):
         _, places = written([("extra/a", b"x" * before, False), ("extra/b", b"", True)])
         assert places["extra/b"].offset % PAD == 0
@@ -118,7 +120,7 @@ def test_checksums_are_those_of_the_content() -> None:
 
 
 def test_large_entries_stream(tmp_path: pathlib.Path) -> None:
-    """Through the second thread, in memory that does not grow with them."""
+    """Written by the second thread, in constant memory."""
     size, part = 48 << 20, os.urandom(1 << 20)
     tracemalloc.start()
     with open(tmp_path / "a.pt2", "wb") as file:
@@ -136,7 +138,7 @@ def test_large_entries_stream(tmp_path: pathlib.Path) -> None:
 
 
 class Sparse(io.RawIOBase):
-    """A file that keeps only where something was written, not the zeros between."""
+    """A sparse file: it stores only the written ranges."""
 
     def __init__(self) -> None:
         self.pieces: dict[int, bytes] = {}
@@ -164,7 +166,7 @@ class Sparse(io.RawIOBase):
 
 
 def test_more_than_four_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """zip64 sizes and places, without the time that checksums of so much would take."""
+    """zip64 sizes and offsets, without computing checksums of so much data."""
 
     class NoSums(zip_format.Checksums):
         def update(self, data: zip_format.Buffer) -> None:
@@ -206,7 +208,7 @@ def test_more_than_four_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_name_leads_out(name: str) -> None:
     with pytest.raises(ValueError, match="the name"):
         written([(name, b"", False)])
-    if name and "\0" not in name:  # zipfile cuts at a NUL
+    if name and "\0" not in name:  # zipfile truncates names at a NUL
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w") as archive:
             info = zipfile.ZipInfo("net/x")
@@ -276,7 +278,7 @@ def test_what_was_written_is_read(package: bytes, tmp_path: pathlib.Path) -> Non
 
 
 def test_an_unpacked_folder_is_read(package: bytes, tmp_path: pathlib.Path) -> None:
-    """Both the folder that it was unpacked into and the root folder itself."""
+    """Both the folder of the unpacked archive and the root folder itself."""
     zipfile.ZipFile(io.BytesIO(package)).extractall(tmp_path)
     (tmp_path / "net" / "notes.txt").write_text("beside the package's own")
     for folder in (tmp_path, tmp_path / "net"):
@@ -346,7 +348,7 @@ def test_every_flipped_byte_of_content_is_found(package: bytes) -> None:
 
 
 def test_a_flipped_byte_anywhere_is_found_or_harmless(package: bytes) -> None:
-    """Of names, sizes, places and checksums; what remains are dates, versions and padding."""
+    """In names, sizes, offsets and checksums; the rest are dates, versions and padding."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         content = [range(e.offset, e.offset + e.size) for e in opened.entries.values()]
     meaning = [at for at in range(len(package)) if not any(at in item for item in content)]
@@ -410,7 +412,7 @@ def test_unsafe_archives_are_refused(change: Callable[[zipfile.ZipFile], None], 
 
 
 def test_a_header_that_contradicts_the_directory_is_refused(package: bytes) -> None:
-    """Readers differ in which of the two they believe."""
+    """Readers differ in which of the two they use."""
     with zip_reader.open_package(io.BytesIO(package)) as opened:
         first = opened.entries[SHARED]
     header = package.index(b"PK\x03\x04")
@@ -422,7 +424,7 @@ def test_a_header_that_contradicts_the_directory_is_refused(package: bytes) -> N
 
 
 def test_an_archive_within_an_archives_end_is_refused(package: bytes) -> None:
-    """A comment may hold the end of another directory, which other readers may find first."""
+    """A comment may contain another end of directory, which other readers may find first."""
     assert "it is truncated" in refused(package[:-2] + struct.pack("<H", 3) + b"abc")
     assert "end" in refused(package + package[-22:])
 

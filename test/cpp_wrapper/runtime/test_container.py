@@ -32,7 +32,7 @@ def test_names_and_dtypes(stored: Artifact, tmp_path: pathlib.Path) -> None:
     names = runner.get_constant_names_to_original_fqns()
     assert set(names.values()) == FQNS
     dtypes = {names[name]: dtype for name, dtype in runner.get_constant_names_to_dtypes().items()}
-    # The numbers of torch's scalar types: 6 is float32, 4 is int64.
+    # torch's scalar type numbers: 6 is float32, 4 is int64.
     assert dtypes == dict.fromkeys(FQNS, 6) | {"order": 4}
     assert set(stored.loaded.get_constant_fqns()) == FQNS
 
@@ -99,7 +99,7 @@ for operator in (twice, thrice):
 
 
 def test_folding_by_custom_operators(device: str) -> None:
-    """Stock writes the operators of the graph proper alone, and calls those of folding by them."""
+    """Inductor (default) lists only the main graph's operators, but calls those of folding, too."""
 
     class Folded(nn.Module):
         def __init__(self) -> None:
@@ -185,9 +185,9 @@ updated.check()
 def test_first_update_of_the_inactive_set_may_be_of_some(
     stored: Artifact, device: str, tmp_path: pathlib.Path
 ) -> None:
-    """What is not given has the active set's value then.
+    """Constants that are not updated have the active set's values.
 
-    In a process of its own: an entry of the inactive set that nobody filled is a null pointer.
+    In a separate process: an unset entry of the inactive set is a null pointer.
     """
     done = subprocess.run(
         [sys.executable, "-c", FIRST_PARTIAL, stored.path, device, str(tmp_path)],

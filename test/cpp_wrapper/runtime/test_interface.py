@@ -17,8 +17,8 @@ OMITTED = {
     # Codegen of the minimal interface writes them into the model; `codegen.supported` refuses it.
     "AOTInductorModelRunMinimalArrayrefInterface": "aot_inductor.use_minimal_arrayref_interface",
     "AOTInductorModelRunMinimalArrayrefInterfaceV2": "aot_inductor.use_minimal_arrayref_interface",
-    # From torch 2.14 on, for callers that look them up: no loader of torch does. They are hints
-    # how weights are copied to a GPU, which the runtime does by one copy of the mapped file.
+    # From torch 2.14 on; no loader of torch calls them. They are hints for copying weights to a
+    # GPU, which the runtime does by one copy of the mapped file.
     "AOTInductorSetUsePinnedAsyncConstantsCopy": "performance only",
     "AOTInductorSetPinnedAsyncConstantsCopyStageBufferBytes": "performance only",
 }
@@ -26,7 +26,7 @@ OMITTED = {
 
 
 def declared_functions() -> set[str]:
-    """The functions of the installed torch's interface of an artifact."""
+    """The functions that the installed torch declares for an artifact."""
     header = "include/torch/csrc/inductor/aoti_runtime/interface.h"
     text = (pathlib.Path(torch.__file__).parent / header).read_text()
     return set(re.findall(r"AOTIRuntimeError\s+(AOTInductor\w+)\(", text))
@@ -39,7 +39,7 @@ class Entry(ctypes.Structure):
 
 
 def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """AtenTensorHandles of tensors; whoever gets them has to delete them."""
+    """AtenTensorHandles of tensors, owned by the caller."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))
@@ -47,7 +47,7 @@ def handles(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 
 class ExternalConstants:
-    """A model that is made by AOTInductorModelContainerCreateWithExternalConstants."""
+    """A model that AOTInductorModelContainerCreateWithExternalConstants creates."""
 
     def __init__(self, library: pathlib.Path, constants: Mapping[str, torch.Tensor]) -> None:
         self.library = ctypes.CDLL(str(library))
@@ -128,12 +128,12 @@ class TestExternalConstants:
         assert not external.loads_constants()
         expected = torch.nn.functional.linear(x, other["linear.weight"].exp(), other["linear.bias"])
         torch.testing.assert_close(external(x), expected)
-        # Not copied: what the caller writes to a tensor, the model sees. What is folded is folded.
+        # Not copied: the model sees what the caller writes to a tensor, except folded values.
         other["linear.bias"].zero_()
         expected = torch.nn.functional.linear(x, other["linear.weight"].exp())
         torch.testing.assert_close(external(x), expected)
         external.delete()
-        # The others have their own.
+        # Other containers have their own constants.
         torch.testing.assert_close(built.loaded(x), built.model(x))
 
     def test_all_constants_have_to_be_there(self, tied: Built) -> None:
@@ -157,7 +157,7 @@ class TestSharedObject:
         assert {"AOTInductorModelContainerRun", "inductor_ext_last_error"} <= names
 
     def test_it_has_every_function_that_torch_declares(self, tied: Built) -> None:
-        """What is missing there, the loader of the installed torch warns of at each load."""
+        """torch's loader warns about missing functions at each load."""
         lines = elf("nm", "-D", "--defined-only", str(tied.library)).splitlines()
         missing = declared_functions() - {line.split()[-1] for line in lines}
         assert missing == declared_functions() & OMITTED.keys()

@@ -100,7 +100,7 @@ def test_derived_sizes_are_expressions_of_the_same_symbol(nested_program: Export
     assert inputs["x"].shape == (symbol, 10)
     assert inputs["batch['ids'][0]"].shape == (f"2*{symbol}",)
     assert inputs["batch['ids'][1]"].shape == (f"2*{symbol} + 1",)
-    # They follow from sizes and range.
+    # They follow from the sizes and the range.
     assert signature.constraints == signature.unchecked == ()
 
 
@@ -143,7 +143,7 @@ def test_a_model_of_no_arguments() -> None:
 
 @dataclasses.dataclass
 class Pair:
-    """A container that is registered with pytree, and checks what it is given."""
+    """A container that is registered with pytree and checks its fields."""
 
     left: torch.Tensor
     right: torch.Tensor
@@ -239,8 +239,7 @@ GUARDED: dict[str, tuple[Callable[..., Any], list[torch.Tensor], Any, list[Any]]
         [[(7,)], [(6,)], [(5,)], [(2,)]],
     ),
 }
-"""A function, its example, its dynamic shapes, and calls of which the guards allow the first two
-and perhaps others."""
+"""A function, its inputs, dynamic shapes, and calls; the guards allow at least the first two."""
 
 
 @pytest.mark.parametrize("way", [lambda program: program, saved_and_loaded])

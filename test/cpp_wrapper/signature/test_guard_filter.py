@@ -14,7 +14,7 @@ from test.support.exported_programs import export
 
 
 def asker(file: str) -> Callable[[Any], bool]:
-    """A question about a size as a file of torch's asks it."""
+    """A query about a size, as from a file of torch."""
     scope: dict[str, Any] = {}
     exec(compile("def ask(size): return bool(size < 16)", file, "exec"), scope)
     ask: Callable[[Any], bool] = scope["ask"]

@@ -1,7 +1,7 @@
-"""Prints the keys of a few programs, exported in this process, as one JSON object.
+"""Print the keys of a few programs, exported in this process, as one JSON object.
 
 Run with several PYTHONHASHSEEDs it must print the same. The first argument is a number of objects
-made beforehand, so that addresses differ, too.
+created in advance, so that addresses differ, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Branches(torch.nn.Module):
 
 
 class Late(torch.nn.Module):
-    """Sizes that are known late, with a check of them."""
+    """Unbacked sizes, with a check of them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         n = x.sum().to(torch.int64).item()

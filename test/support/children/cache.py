@@ -1,4 +1,4 @@
-"""A process that starts users of a store, kills them at random moments and tells how many it has.
+"""Start users of a store, kill them at random moments and print how many were killed.
 
     python child_cache.py FOLDER KILLS SEED
 
@@ -23,16 +23,16 @@ KEYS = tuple(f"{index:032x}" for index in range(6))
 SIZES = {"small": 100, "nested/large": 300_000}
 
 MAX_BYTES = 4 * (sum(SIZES.values()) + 1000)
-"""Less than all keys need, so that entries are removed all the time."""
+"""Less than all keys need, so that entries are removed continuously."""
 
 
 def content(key: str, name: str) -> bytes:
-    """What a file of an entry holds."""
+    """The content of a file of an entry."""
     return random.Random(key + name).randbytes(SIZES[name])
 
 
 def check(folder: Path, key: str) -> None:
-    """Raise unless a folder holds an entry's files."""
+    """Raise unless a folder contains an entry's files."""
     for name in SIZES:
         assert (folder / name).read_bytes() == content(key, name), f"{name} of {key} is broken"
 
@@ -67,7 +67,7 @@ def main(folder: str, kills: int, seed: int) -> None:
     died = 0
     children: list[int] = []
     for index in range(kills):
-        # Two at a time, so that what one leaves is met by another that is alive.
+        # Two at a time, so that a living process meets what a killed one left.
         while len(children) < 2:
             child = os.fork()
             if child == 0:
@@ -80,7 +80,7 @@ def main(folder: str, kills: int, seed: int) -> None:
         victim = children.pop(0)
         os.kill(victim, signal.SIGKILL)
         died += os.waitstatus_to_exitcode(os.waitpid(victim, 0)[1]) == -signal.SIGKILL
-    # On a slow machine nobody may have lived long enough to finish an entry.
+    # On a slow machine no process may have lived long enough to finish an entry.
     store = ArtifactStore(folder, MAX_BYTES)
     while not store.usage().entries and all(os.waitpid(c, os.WNOHANG)[0] == 0 for c in children):
         time.sleep(0.01)

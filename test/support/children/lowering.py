@@ -1,4 +1,4 @@
-"""A user's choices handler and a lowering of ours, which a compile subprocess imports."""
+"""A user's choices handler and a registered lowering, which a compile subprocess imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Choices(InductorChoices):
 
 
 def asinh(stock: Callable[..., Any], x: Any) -> Any:
-    """Note the process and the settings, and defer to stock's lowering."""
+    """Note the process and the settings, and call Inductor's lowering."""
     path = getattr(V.choices, "path", "")
     if path:
         with open(path, "a") as file:

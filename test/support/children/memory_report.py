@@ -1,4 +1,4 @@
-"""Run in a process of its own: take a model from the cache that the test has filled, and report."""
+"""Load a model from the cache that the test has filled, and print its memory report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Model(torch.nn.Module):
 
 
 def main(elsewhere: str) -> None:
-    """Print what was compiled and reported, and what is said where the plans are gone."""
+    """Print the compiles and the report, and the error if the plans are missing."""
     compiled = torch.compile(Model(), backend="inductor_ext")
     with events.capture() as records:
         compiled(torch.randn(32, 64)).backward()

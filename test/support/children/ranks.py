@@ -1,12 +1,11 @@
-"""Run by torchrun: train a model for one step as all ranks do, and write down what this rank did.
+"""Run by torchrun: train a model for one step and write this rank's decisions and errors.
 
     torchrun --standalone --nproc-per-node 2 -m test.support.children.ranks MODE DEVICE FOLDER
 
 MODE is ddp, fsdp or tp, and DEVICE is cuda or cpu.
 
-The file FOLDER/RANK.json has the kernel that each product got, the problems that this rank has
-measured, and the largest relative error of outputs and gradients against a single process in
-float64.
+The file FOLDER/RANK.json has the kernel of each matmul, the problems that this rank has measured,
+and the largest relative error of outputs and gradients against a single process in float64.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs one scenario of the switch in a process of its own and prints what it saw as JSON.
+"""Run one scenario of the switch in a separate process and print its observations as JSON.
 
 `python -m test.support.children.switch_probe SCENARIO FOLDER`; the scenarios are the functions
 below whose names begin with `scenario_`. Used by test/hooks/test_no_effect_on_stock.py.
@@ -118,7 +118,7 @@ def scenario_again(folder: str) -> dict[str, Any]:
 
 
 def scenario_replacements(folder: str) -> dict[str, Any]:
-    """Dotted paths of what stands in torch after compiles of every kind and is ours."""
+    """Dotted paths of the extension's objects in torch after compiles of every kind."""
     import inductor_ext
 
     package = os.path.dirname(inductor_ext.__file__)
@@ -129,7 +129,7 @@ def scenario_replacements(folder: str) -> dict[str, Any]:
     inductor_ext.aoti_compile_and_package(program, package_path=path)
 
     def is_ours(value: Any) -> bool:
-        # Other objects of torch may initialize a device when they are asked for an attribute.
+        # Reading attributes of other objects of torch may initialize a device.
         if isinstance(value, (staticmethod, classmethod, types.MethodType)):
             value = value.__func__
         if not isinstance(value, types.FunctionType):

@@ -1,11 +1,11 @@
-"""Processes that share a folder of tuning results, started and killed from one that has no torch.
+"""Processes that share a folder of tuning results, started and killed by one without torch.
 
     python child_tuning.py write FOLDER             eight processes put overlapping results
     python child_tuning.py kill FOLDER KILLS SEED   writers die at random moments
     python child_tuning.py tune_missing FOLDER            eight processes meet the same problems
     python child_tuning.py agree FILE               two ranks disagree; these load torch
 
-Each exits with 0 if all that has to hold in it does, and prints what the test looks at.
+Each exits with 0 if all its assertions hold, and prints what the test compares.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def here(problem: GemmProblem) -> Environment:
 
 
 def decision(microseconds: float = 90.0, config: GemmConfig | None = CONFIG) -> Decision:
-    """One that says how fast its configuration was; stock takes 100 us."""
+    """A decision with the time of its configuration; Inductor (default) takes 100 us."""
     other = Timing(CONFIG, microseconds) if config else Timing(CONFIG, None, "it was wrong")
     return Decision(config, "measured", (Timing(None, 100.0), other))
 
@@ -65,7 +65,7 @@ def entry(
 
 
 def forked(count: int, work: Callable[[int], None]) -> None:
-    """Run `work(index)` in so many processes; raise unless all end well."""
+    """Run `work(index)` in this many processes; raise unless all succeed."""
     children = []
     for index in range(count):
         child = os.fork()
@@ -100,7 +100,7 @@ def kill(folder: str, kills: int, seed: int) -> None:
     choose = random.Random(seed)
     store = TuningDatabase(folder)
     store.put({problem(index): decision() for index in range(5)}, H200, here)
-    # As long as a writer takes on this disk, or several times that: none is too early to write.
+    # Up to several times as long as a writer takes on this disk, so that some have written.
     begun = time.perf_counter()
     store.put({problem(): decision()}, H200, here)
     once = time.perf_counter() - begun
@@ -120,7 +120,7 @@ def kill(folder: str, kills: int, seed: int) -> None:
             finally:
                 os._exit(1)
         if index % 2 == 0:
-            # Half of the writers have written once, however slow the machine is.
+            # Half of the writers have written at least once, however slow the machine is.
             os.read(written, 1)
         time.sleep(choose.uniform(0.1, 4) * once)
         os.kill(child, signal.SIGKILL)
@@ -162,7 +162,7 @@ def agree(file: str) -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
         def decide(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
-            # Both have looked, and found that nobody has decided, before either decides.
+            # Both have read, and seen no decision, before either decides.
             store.add("deciding", 1)
             while store.add("deciding", 0) < 2:
                 time.sleep(0.001)

@@ -54,7 +54,7 @@ class TestNvcc:
 
 @pytest.fixture(scope="session")
 def torch_cpp_extension() -> types.ModuleType:
-    """Imported before a test changes CUDA_HOME, because it keeps for good what it finds."""
+    """Imported before a test changes CUDA_HOME, because it caches the result."""
     from torch.utils import cpp_extension
 
     return cpp_extension
@@ -138,7 +138,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     return 0;
 }
 """
-"""All that a probe may call: a call for a context, or any other, would not find its symbol."""
+"""All functions that a probe may call; others, such as creating a context, have no symbol."""
 
 
 @pytest.fixture(scope="session")
