@@ -73,13 +73,9 @@ def _planned_matmul(*operators: Any) -> Plan | None:
 @register_lowering(aten.mm.default, aten.bmm.default)
 def mm(stock: Callable[..., Any], mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> Any:
     plan = _planned_matmul(aten.mm.default, aten.bmm.default)
-    if plan is not None and not args and not kwargs:
-        from torch._inductor.kernel.mm_common import mm_args
-
-        *_, layout, a, b = mm_args(mat1, mat2)
-        node = emit_matmul(plan, [a, b], layout)
-        if node is not None:
-            return node
+    node = _emit(plan, mat1, mat2) if plan is not None and not args and not kwargs else None
+    if node is not None:
+        return node
     return _call_inductor(stock, mat1, mat2, *args, **kwargs)
 
 
@@ -115,13 +111,9 @@ def addmm(
 @register_lowering(aten._int_mm.default)
 def int_mm(stock: Callable[..., Any], mat1: Any, mat2: Any, **kwargs: Any) -> Any:
     plan = _planned_matmul(aten._int_mm.default)
-    if plan is not None and not kwargs:
-        from torch._inductor.kernel.mm_common import mm_args
-
-        *_, layout, a, b = mm_args(mat1, mat2, out_dtype=torch.int32)
-        node = emit_matmul(plan, [a, b], layout)
-        if node is not None:
-            return node
+    node = _emit(plan, mat1, mat2, torch.int32) if plan is not None and not kwargs else None
+    if node is not None:
+        return node
     return _call_inductor(stock, mat1, mat2, **kwargs)
 
 
@@ -140,18 +132,15 @@ def scaled_mm(
 ) -> Any:
     plan = _planned_matmul(aten._scaled_mm.default)
     if plan is not None and scale_result is None and not kwargs:
-        from torch._inductor.kernel.mm_common import mm_args
         from torch._inductor.lowering import lowerings, to_dtype
 
         dtype = getattr(torch, plan.problem.out)
         biases = [] if bias is None else [bias]
         if plan.applies_epilogue:
-            *_, layout, a, b = mm_args(mat1, mat2, out_dtype=dtype)
-            node = emit_matmul(plan, [a, b], layout, scales=[scale_a, scale_b], biases=biases)
+            node = _emit(plan, mat1, mat2, dtype, scales=[scale_a, scale_b], biases=biases)
             if node is not None:
                 return node
-        *_, layout, a, b = mm_args(mat1, mat2, out_dtype=torch.float32)
-        node = emit_matmul(plan, [a, b], layout)
+        node = _emit(plan, mat1, mat2, torch.float32)
         if node is not None:
             # The scheduler fuses these into the epilogue; unscaled results are never stored.
             for scale in (scale_a, scale_b):
@@ -201,6 +190,23 @@ def scaled_grouped_mm(
         return node
     rest = (offs, bias, scale_result, out_dtype, use_fast_accum)
     return _call_inductor(stock, mat_a, mat_b, scale_a, scale_b, *rest, **kwargs)
+
+
+def _emit(
+    plan: Plan, mat1: Any, mat2: Any, out_dtype: torch.dtype | None = None, **epilogue: Any
+) -> Any:
+    """Return the node of a matmul; None if the operands do not match the plan.
+
+    Args:
+        plan: of the call.
+        mat1, mat2: A and B.
+        out_dtype: dtype of the result, by default that of A.
+        epilogue: further arguments of `emit_matmul`.
+    """
+    from torch._inductor.kernel.mm_common import mm_args
+
+    *_, layout, a, b = mm_args(mat1, mat2, out_dtype=out_dtype)
+    return emit_matmul(plan, [a, b], layout, **epilogue)
 
 
 def _emit_grouped(plan: Plan, inputs: Sequence[Any]) -> Any:

@@ -288,10 +288,6 @@ def _entry(cls: type[Any], torch_entries: Mapping[str, Any], own_entries: Mappin
     return None
 
 
-def _name(cls: type[Any]) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
 def unplannable_line(lines: Iterable[Any], *, cpp: bool) -> tuple[type[Any], str] | None:
     """Return the class of the first line that cannot be planned, and the reason.
 
@@ -353,9 +349,10 @@ def warn_unknown(cls: type[Any], feature: str) -> str:
     Returns:
         The reason, for records.
     """
-    why = f"inductor_ext does not know the class {_name(cls)}"
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    why = f"inductor_ext does not know the class {name}"
     events.warn_once(
-        f"unknown class:{_name(cls)}:{feature}",
+        f"unknown class:{name}:{feature}",
         f"the {feature} of a graph falls back to Inductor (default): {why} (torch "
         f"{_compat.torch_version()}). Results are not affected. Please report this message to the "
         "maintainers of inductor_ext.",

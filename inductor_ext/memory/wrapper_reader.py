@@ -89,15 +89,6 @@ class Storage:
 
 
 @dataclasses.dataclass
-class _Scope:
-    """Lines that run together: a function, or a subgraph that is inlined into it."""
-
-    graph: Any
-    start: int
-    end: int = -1
-
-
-@dataclasses.dataclass
 class WrapperMemory:
     """The storages and memory needs that the lines of one wrapper describe."""
 
@@ -115,35 +106,6 @@ class WrapperMemory:
     steps: int
     unknown_callee: str = ""
     """Name of a called function whose memory use is unknown."""
-
-
-def _set_size(storage: Storage, graph: Any) -> None:
-    node = storage.node
-    with V.set_graph_handler(graph):
-        length = V.graph.get_allocation_storage_size(node)
-        nbytes = V.graph.sizevars.simplify(sympy.sympify(length) * node.get_dtype().itemsize)
-        storage.bytes = int(nbytes) if nbytes.is_number else nbytes
-        hint = max(size_hint(storage.bytes), 0)
-    storage.hint = round_up(hint, ALIGNMENT.get(storage.device.type, 1))
-
-
-_subgraph_peaks: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int] | None]] = (
-    weakref.WeakKeyDictionary()
-)
-"""Per root wrapper: peak by device of the functions generated so far; None for a function that was
-not read."""
-
-_CALL = re.compile(r"= (?:self\.partitions\[(?P<partition>\d+)\]|(?P<graph>\w+))\((?:\w+)_args\)")
-
-
-def record_peaks(wrapper: Any, peaks: dict[str, int] | None) -> None:
-    """Store the peak bytes by device of a function, for the functions that call it.
-
-    Args:
-        wrapper: its wrapper.
-        peaks: None if its memory use is unknown.
-    """
-    _subgraph_peaks.setdefault(root_wrapper(wrapper), {})[wrapper.launcher_fn_name] = peaks
 
 
 def read_wrapper(wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> WrapperMemory:
@@ -439,6 +401,25 @@ READERS: Mapping[str, Callable[[_Reader, int, Any], None]] = {
 """Reader of each line class that `known_ir` marks as read, by class name."""
 
 
+@dataclasses.dataclass
+class _Scope:
+    """Lines that run together: a function, or a subgraph that is inlined into it."""
+
+    graph: Any
+    start: int
+    end: int = -1
+
+
+def _set_size(storage: Storage, graph: Any) -> None:
+    node = storage.node
+    with V.set_graph_handler(graph):
+        length = V.graph.get_allocation_storage_size(node)
+        nbytes = V.graph.sizevars.simplify(sympy.sympify(length) * node.get_dtype().itemsize)
+        storage.bytes = int(nbytes) if nbytes.is_number else nbytes
+        hint = max(size_hint(storage.bytes), 0)
+    storage.hint = round_up(hint, ALIGNMENT.get(storage.device.type, 1))
+
+
 def _flatten(outputs: Any) -> list[Any]:
     if isinstance(outputs, (list, tuple)):
         return [leaf for output in outputs for leaf in _flatten(output)]
@@ -461,3 +442,22 @@ def _mentions(line: Any) -> list[str]:
     if isinstance(text, str):
         return [word.removesuffix("_handle") for word in _WORD.findall(text)]
     return []
+
+
+_CALL = re.compile(r"= (?:self\.partitions\[(?P<partition>\d+)\]|(?P<graph>\w+))\((?:\w+)_args\)")
+
+_subgraph_peaks: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int] | None]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Per root wrapper: peak by device of the functions generated so far; None for a function that was
+not read."""
+
+
+def record_peaks(wrapper: Any, peaks: dict[str, int] | None) -> None:
+    """Store the peak bytes by device of a function, for the functions that call it.
+
+    Args:
+        wrapper: its wrapper.
+        peaks: None if its memory use is unknown.
+    """
+    _subgraph_peaks.setdefault(root_wrapper(wrapper), {})[wrapper.launcher_fn_name] = peaks

@@ -159,7 +159,7 @@ def _verify_life(arena: Arena) -> None:
         elif start < arena.start or end > arena.end:
             why = f"is live in [{start}, {end}), its arena in [{arena.start}, {arena.end})"
         elif request.is_unknown_at(arena.start):
-            why = f"has a size known from step {request.known_from}, its arena is of {arena.start}"
+            why = f"has a size known from step {request.known_from}, its arena starts before"
         if why:
             raise exc.PlanError(why=f"the buffer {request.name!r} {why}")
 
@@ -175,9 +175,9 @@ def _verify_stacking(arena: Arena) -> None:
     except (KeyError, graphlib.CycleError) as error:
         raise exc.PlanError(why=f"the stacking order has a cycle: {error}") from error
     lifetimes = [arena.members[index].request.lifetime for index in stacked]
-    loose = Stacking(order, below).unordered(lifetimes)
-    if loose is not None:
-        a, b = (arena.members[stacked[index]].request.name for index in loose)
+    unordered = Stacking(order, below).unordered(lifetimes)
+    if unordered is not None:
+        a, b = (arena.members[stacked[index]].request.name for index in unordered)
         raise exc.PlanError(
             why=f"{a!r} and {b!r} overlap in time, and neither is stacked on the other"
         )

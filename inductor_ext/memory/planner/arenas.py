@@ -67,8 +67,8 @@ def plan_arenas(
     for request in requests:
         by_key.setdefault(request.key, []).append(request)
     arenas = tuple(arena for group in by_key.values() for arena in builder.build(group))
-    odd = [dict.fromkeys(symbols, value) for value in _EXTRA_VALUES]
-    verify_arenas(arenas, scaled_samples(hints) + odd)
+    extremes = [dict.fromkeys(symbols, value) for value in _EXTRA_VALUES]
+    verify_arenas(arenas, scaled_samples(hints) + extremes)
     return arenas
 
 
@@ -95,7 +95,7 @@ def make_replanner(arena: Arena) -> tuple[Replanner, tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _ArenaBuilder:
-    """The settings that all arenas of one plan share."""
+    """Builds arenas; its fields are what all arenas of one plan share."""
 
     hints: Mapping[sympy.Symbol, int]
     make_max: MakeMax

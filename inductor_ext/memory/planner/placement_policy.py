@@ -71,52 +71,6 @@ class Decision:
     """Allocator calls of the generated code."""
 
 
-def device_live_bytes(
-    storages: Iterable[LiveRange], steps: int, device: str, sample: int = 0
-) -> list[int]:
-    """Return the live bytes on `device` at each of the `steps`, at a sample of the sizes."""
-    on_device = (storage for storage in storages if storage.device == device)
-    spans = ((max(s.start, 0), min(s.end, steps), s.size_at(sample)) for s in on_device)
-    return live_bytes(spans, steps)
-
-
-def count_calls(storages: Iterable[LiveRange]) -> int:
-    """Return the number of allocator calls if each storage is allocated on its own."""
-    return sum(storage.is_allocated_by_code for storage in storages)
-
-
-@dataclasses.dataclass
-class _Headroom:
-    """Live bytes and their limit, under one assumption about the callers and at one sample."""
-
-    sample: int
-    profile: list[int]
-    limit: list[int]
-    """Limit in bytes at each step."""
-
-    def largest_fit(self, start: int, member_bytes: Sequence[int]) -> tuple[int, int]:
-        """Return the largest constant allocation that can replace members, and the limiting step.
-
-        `member_bytes[i]` are the bytes at step start + i; the allocation spans the same steps. The
-        second value is the first step at which nothing larger fits under the limit.
-        """
-        return min(
-            (self.limit[step] - self.profile[step] + load, step)
-            for step, load in enumerate(member_bytes, start)
-        )
-
-    def fits(self, gap: slice, storage: LiveRange) -> bool:
-        """Whether a storage may stay live throughout a gap as well."""
-        size = storage.size_at(self.sample)
-        profile, limit = self.profile[gap], self.limit[gap]
-        return all(load + size <= most for load, most in zip(profile, limit, strict=True))
-
-    def replace(self, start: int, size: int, member_bytes: Sequence[int]) -> None:
-        """Count an allocation of constant size instead of `member_bytes`."""
-        for step, load in enumerate(member_bytes, start):
-            self.profile[step] += size - load
-
-
 def decide(
     storages: Sequence[LiveRange],
     steps: int,
@@ -164,6 +118,52 @@ def decide(
         for index, storage in enumerate(storages)
     )
     return Decision(tuple(arenas), reused_from, _peaks(headrooms), calls)
+
+
+def device_live_bytes(
+    storages: Iterable[LiveRange], steps: int, device: str, sample: int = 0
+) -> list[int]:
+    """Return the live bytes on `device` at each of the `steps`, at a sample of the sizes."""
+    on_device = (storage for storage in storages if storage.device == device)
+    spans = ((max(s.start, 0), min(s.end, steps), s.size_at(sample)) for s in on_device)
+    return live_bytes(spans, steps)
+
+
+def count_calls(storages: Iterable[LiveRange]) -> int:
+    """Return the number of allocator calls if each storage is allocated on its own."""
+    return sum(storage.is_allocated_by_code for storage in storages)
+
+
+@dataclasses.dataclass
+class _Headroom:
+    """Live bytes and their limit, under one assumption about the callers and at one sample."""
+
+    sample: int
+    profile: list[int]
+    limit: list[int]
+    """Limit in bytes at each step."""
+
+    def largest_fit(self, start: int, member_bytes: Sequence[int]) -> tuple[int, int]:
+        """Return the largest constant allocation that can replace members, and the limiting step.
+
+        `member_bytes[i]` are the bytes at step start + i; the allocation spans the same steps. The
+        second value is the first step at which nothing larger fits under the limit.
+        """
+        return min(
+            (self.limit[step] - self.profile[step] + load, step)
+            for step, load in enumerate(member_bytes, start)
+        )
+
+    def fits(self, gap: slice, storage: LiveRange) -> bool:
+        """Whether a storage may stay live throughout a gap as well."""
+        size = storage.size_at(self.sample)
+        profile, limit = self.profile[gap], self.limit[gap]
+        return all(load + size <= most for load, most in zip(profile, limit, strict=True))
+
+    def replace(self, start: int, size: int, member_bytes: Sequence[int]) -> None:
+        """Count an allocation of constant size instead of `member_bytes`."""
+        for step, load in enumerate(member_bytes, start):
+            self.profile[step] += size - load
 
 
 def _make_headrooms(
@@ -216,6 +216,10 @@ def _member_bytes(
     return device_live_bytes(shifted, arena.end - arena.start, shifted[0].device, sample)
 
 
+_MAX_ATTEMPTS = 64
+"""Maximum number of sets of storages of one group to try. The rest is not placed in arenas."""
+
+
 def _find_arenas(
     storages: Sequence[LiveRange],
     indices: list[int],
@@ -265,10 +269,6 @@ def _find_arenas(
                     pending += _divide(
                         storages, inside, member_bytes[sample], sample, step, allowed
                     )
-
-
-_MAX_ATTEMPTS = 64
-"""Maximum number of sets of storages of one group to try. The rest is not placed in arenas."""
 
 
 def _divide(
