@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._inductor import config as inductor_config
-from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen import wrapper as wrapper_ir
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import Max
 
@@ -82,10 +82,10 @@ def plan_wrapper(
         events.emit(record, event_log=settings.event_log)
         return
     V.graph.never_reuse_buffers.update(extern_memory.buffers_with_objects())
-    planning_line = stock_lines.MemoryPlanningLine
+    planning_line = wrapper_ir.MemoryPlanningLine
     wrapper.lines = [copy.copy(line) if isinstance(line, planning_line) else line for line in lines]
     if inductor_config.allow_buffer_reuse:
-        wrapper.estimate_peak = stock_lines.EfficientPeakEstimate()
+        wrapper.estimate_peak = wrapper_ir.EfficientPeakEstimate()
     wrapper.memory_plan_reuse()
     if getattr(wrapper, "allow_stack_allocation", None):
         # Everything fits on the stack: there are no allocations to plan.
@@ -161,18 +161,18 @@ class _Planner:
         self,
         wrapper: Any,
         lines: list[Any],
-        stock_plan: list[Any],
+        inductor_plan: list[Any],
         kind: str,
         settings: Settings,
     ) -> None:
         self.wrapper = wrapper
         self.lines = lines
-        self.stock_plan = stock_plan
+        self.inductor_plan = inductor_plan
         self.numbers = itertools.count()
         self.kind = kind
         self.settings = settings
         self.memory = read_wrapper(wrapper, lines, lines)
-        self.stock_memory = read_wrapper(wrapper, stock_plan, lines)
+        self.inductor_memory = read_wrapper(wrapper, inductor_plan, lines)
         self.is_backward = kind == "backward"
         self.other = planner_input.list_other_memory(self.memory, backward=self.is_backward)
         self.known_from = planner_input.find_first_uses(self.memory.storages)
@@ -191,12 +191,12 @@ class _Planner:
     def run(self, start: float) -> MemoryPlanRecord:
         """Replace the wrapper's lines and return the record."""
         decision = self._decide()
-        stock = planner_input.to_live_ranges(self.stock_memory)
-        other = planner_input.list_other_memory(self.stock_memory, backward=self.is_backward)
+        inductor_ranges = planner_input.to_live_ranges(self.inductor_memory)
+        other = planner_input.list_other_memory(self.inductor_memory, backward=self.is_backward)
         peak_before = planner_input.max_live_bytes(
-            stock, other, self.stock_memory.steps, self.assumption
+            inductor_ranges, other, self.inductor_memory.steps, self.assumption
         )
-        calls_before = placement_policy.count_calls(stock)
+        calls_before = placement_policy.count_calls(inductor_ranges)
         unplaced_ranges = planner_input.to_live_ranges(self.memory)
         bound = planner_input.max_live_bytes(
             unplaced_ranges, self.other, self.memory.steps, self.assumption
@@ -215,9 +215,9 @@ class _Planner:
             strategy = "arenas" if decision.arenas else "reuse" if decision.reused_from else "plain"
             rows = tuple(map(plan_record.arena_row, variables, decision.arenas))
         else:
-            self.wrapper.lines = self.stock_plan
+            self.wrapper.lines = self.inductor_plan
             strategy, peak, calls, rows = "stock", peak_before, calls_before, ()
-            memory, applied = self.stock_memory, None
+            memory, applied = self.inductor_memory, None
         record_peaks(self.wrapper, peak)
         return plan_record.make_record(
             self.wrapper,

@@ -16,7 +16,7 @@ import torch
 import torch._dynamo
 from torch._inductor import ir
 from torch._inductor.codegen import common
-from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen import wrapper as wrapper_ir
 from torch._inductor.codegen.cpp_wrapper_cpu_array_ref import CppWrapperCpuArrayRef
 from torch._inductor.utils import run_and_get_code
 from torch.testing import FileCheck
@@ -348,7 +348,7 @@ def test_a_plan_survives_the_cache(tmp_path: Path) -> None:
     assert [record.cache for record in compiles] == ["hit"]
 
 
-HAS_POOLS = hasattr(stock_lines, "EnterCudaMemPoolContextLine")
+HAS_POOLS = hasattr(wrapper_ir, "EnterCudaMemPoolContextLine")
 
 
 @pytest.mark.skipif(not HAS_POOLS, reason="torch >= 2.14 compiles torch.cuda.use_mem_pool")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch._inductor import ir
-from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen import wrapper as wrapper_ir
 from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.virtualized import V
 
@@ -17,7 +17,7 @@ def inlined_graphs(lines: Iterable[Any]) -> list[Any]:
     """Return the current graph and the subgraphs that are inlined into its function."""
     graphs = [V.graph]
     for line in lines:
-        if isinstance(line, stock_lines.EnterSubgraphLine) and line.graph not in graphs:
+        if isinstance(line, wrapper_ir.EnterSubgraphLine) and line.graph not in graphs:
             graphs.append(line.graph)
     return graphs
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 from torch._inductor import ir
-from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen import wrapper as wrapper_ir
 from torch._inductor.utils import align as align64
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv
@@ -70,10 +70,10 @@ def to_live_ranges(
             reuse_key_in = (
                 storage.scope,
                 storage.context,
-                stock_lines.buffer_reuse_key(storage.node),
+                wrapper_ir.buffer_reuse_key(storage.node),
             )
         if reuse and storage.is_reusable:
-            key = stock_lines.buffer_reuse_key(storage.freed_by.node)
+            key = wrapper_ir.buffer_reuse_key(storage.freed_by.node)
             reuse_key_out = (storage.scope, storage.context, key)
         ranges.append(
             placement_policy.LiveRange(

@@ -19,7 +19,7 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch._inductor import ir
-from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen import wrapper as wrapper_ir
 from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.virtualized import V
 
@@ -81,7 +81,7 @@ class Storage:
     def is_reusable(self) -> bool:
         """Whether another buffer can reuse it through the variable that is dropped last."""
         return (
-            isinstance(self.freed_by, stock_lines.FreeIfNotReusedLine)
+            isinstance(self.freed_by, wrapper_ir.FreeIfNotReusedLine)
             and self.freed_by.node.get_name() in self.names
             and self.lifetime_known
             and not self.is_output
@@ -141,7 +141,7 @@ class _Reader:
         self.pools: list[Any] = [None]
         self.memory = WrapperMemory([], [], [], [], set(), self.removed, len(lines))
         self.extracted = {
-            line.result_name for line in lines if isinstance(line, stock_lines.MultiOutputLine)
+            line.result_name for line in lines if isinstance(line, wrapper_ir.MultiOutputLine)
         }
         self.extern_starts = self._find_externs(lines, unplanned)
         for step, line in enumerate(lines):
@@ -153,27 +153,25 @@ class _Reader:
         allocated: set[str] = set()
         pending: dict[str, Any] = {}
         for line in lines:
-            if isinstance(line, stock_lines.AllocateLine):
+            if isinstance(line, wrapper_ir.AllocateLine):
                 allocated.add(line.node.get_name())
-            elif isinstance(line, (stock_lines.ReuseLine, stock_lines.ReinterpretLine)):
+            elif isinstance(line, (wrapper_ir.ReuseLine, wrapper_ir.ReinterpretLine)):
                 allocated.add(line.reused_as.get_name())
         kinds = (
-            stock_lines.FreeIfNotReusedLine,
-            stock_lines.ReuseLine,
-            stock_lines.ReinterpretLine,
+            wrapper_ir.FreeIfNotReusedLine,
+            wrapper_ir.ReuseLine,
+            wrapper_ir.ReinterpretLine,
         )
         used: dict[str, Any] = {
             line.node.get_name(): line.node
             for line in unplanned
             if isinstance(line, kinds)
-            or (
-                isinstance(line, stock_lines.FreeLine) and not isinstance(line.node, ir.InputBuffer)
-            )
+            or (isinstance(line, wrapper_ir.FreeLine) and not isinstance(line.node, ir.InputBuffer))
         }
         if not V.graph.cpp_wrapper:
             for line in lines:
                 # In Python the tuple of a kernel's outputs references them as well.
-                if isinstance(line, stock_lines.MultiOutputLine) and line.arg_name in used:
+                if isinstance(line, wrapper_ir.MultiOutputLine) and line.arg_name in used:
                     self.alias_of.setdefault(line.result_name, []).append(line.arg_name)
         for name in self.outputs:
             buffer = V.graph.try_get_buffer(name)
@@ -194,11 +192,11 @@ class _Reader:
             starts.setdefault(0, []).append(pending.pop(name))
         children: dict[str, list[str]] = {}
         for line in lines:
-            if isinstance(line, stock_lines.MultiOutputLine):
+            if isinstance(line, wrapper_ir.MultiOutputLine):
                 children.setdefault(line.arg_name, []).append(line.result_name)
         for step, line in enumerate(lines):
             names = _mentions(line)
-            if isinstance(line, stock_lines.ExternKernelAllocLine):
+            if isinstance(line, wrapper_ir.ExternKernelAllocLine):
                 # The outputs that a kernel returns in a tuple exist before they are extracted.
                 names += children.get(line.node.get_name(), [])
             for name in names:
@@ -434,9 +432,9 @@ _WORD = re.compile(r"\w+")
 
 def _mentions(line: Any) -> list[str]:
     """Return the names of buffers that a line may define."""
-    if isinstance(line, stock_lines.ExternKernelAllocLine):
+    if isinstance(line, wrapper_ir.ExternKernelAllocLine):
         return [line.node.get_name()]
-    if isinstance(line, stock_lines.MultiOutputLine):
+    if isinstance(line, wrapper_ir.MultiOutputLine):
         return [line.result_name]
     text = getattr(line, "line", line)
     if isinstance(text, str):

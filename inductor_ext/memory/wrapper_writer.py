@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen import wrapper as wrapper_ir
 from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.virtualized import V
 
@@ -90,15 +90,15 @@ class _Writer:
         Communication buffers reuse only each other's memory, as in Inductor.
         """
         lines = []
-        states = [stock_lines.MemoryPlanningState()]
+        states = [wrapper_ir.MemoryPlanningState()]
         for line in originals:
-            if isinstance(line, stock_lines.EnterSubgraphLine):
-                states.append(stock_lines.MemoryPlanningState())
-            elif isinstance(line, stock_lines.ExitSubgraphLine):
+            if isinstance(line, wrapper_ir.EnterSubgraphLine):
+                states.append(wrapper_ir.MemoryPlanningState())
+            elif isinstance(line, wrapper_ir.ExitSubgraphLine):
                 states.pop()
             elif isinstance(line, _REUSABLE_LINES):
                 if line.node.get_name() in self.removed:
-                    line = stock_lines.NullLine(self.wrapper)
+                    line = wrapper_ir.NullLine(self.wrapper)
                 else:
                     line = copy.copy(line)
                     line = line.plan(states[-1]) if line.comm_buffer else line
@@ -167,17 +167,17 @@ class _Writer:
     def _write_reuse(self, earlier: Storage, later: Storage) -> None:
         free = self.lines[earlier.end]
         free.is_reused = True
-        line = stock_lines.ReuseLine(self.wrapper, free.node, later.node)
+        line = wrapper_ir.ReuseLine(self.wrapper, free.node, later.node)
         self.replaced[later.start] = [line]
 
 
 _REUSABLE_LINES = (
-    stock_lines.AllocateLine,
-    stock_lines.FreeIfNotReusedLine,
-    stock_lines.ReuseLine,
+    wrapper_ir.AllocateLine,
+    wrapper_ir.FreeIfNotReusedLine,
+    wrapper_ir.ReuseLine,
 )
 
-_ENDS = (stock_lines.FreeIfNotReusedLine, stock_lines.NullLine, ArenaEndLine)
+_ENDS = (wrapper_ir.FreeIfNotReusedLine, wrapper_ir.NullLine, ArenaEndLine)
 
 _arena_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 

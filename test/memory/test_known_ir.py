@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor import ir
-from torch._inductor.codegen import wrapper as stock_lines
+from torch._inductor.codegen import wrapper as wrapper_ir
 from torch._inductor.utils import run_and_get_code, run_and_get_cpp_code
 from torch._inductor.virtualized import V
 
@@ -97,7 +97,7 @@ class TestTables:
         def subclass(base: Any) -> Any:
             return type(base.__name__, (base,), {"__module__": "somebody"})
 
-        line = subclass(stock_lines.CommentLine)
+        line = subclass(wrapper_ir.CommentLine)
         assert known_ir.unplannable_line([line.__new__(line)], cpp=False) == (line, "")
         kernel = subclass(ir.ExternKernelOut)
         operations = [ir.ExternKernelOut.__new__(ir.ExternKernelOut), kernel.__new__(kernel)]
@@ -118,13 +118,13 @@ class TestTables:
 def stand_in(name: str) -> Any:
     """A line of a class that another torch may have."""
 
-    class StandIn(stock_lines.WrapperLine):
+    class StandIn(wrapper_ir.WrapperLine):
         def codegen(self, code: Any) -> None:
             mark = "//" if V.graph.cpp_wrapper else "#"
             code.writeline(f"{mark} {name}")
 
     StandIn.__name__ = StandIn.__qualname__ = name
-    StandIn.__module__ = stock_lines.__name__
+    StandIn.__module__ = wrapper_ir.__name__
     return StandIn()
 
 
@@ -256,8 +256,8 @@ def test_what_is_freed_but_never_reused_has_memory_of_its_own(
     def change(wrapper: Any) -> None:
         V.graph.never_reuse_but_free_buffers = {"buf0", "buf1"}
         for step, line in enumerate(wrapper.lines):
-            if type(line) is stock_lines.FreeIfNotReusedLine and freed_by == "FreeLine":
-                wrapper.lines[step] = stock_lines.FreeLine(wrapper, line.node)
+            if type(line) is wrapper_ir.FreeIfNotReusedLine and freed_by == "FreeLine":
+                wrapper.lines[step] = wrapper_ir.FreeLine(wrapper, line.node)
 
     before_planning.append(change)
     with compiling(memory_arenas="always") as records:

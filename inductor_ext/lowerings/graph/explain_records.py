@@ -151,12 +151,12 @@ def decision_reason(decision: Decision) -> str:
         if not decide.backend_enabled("TRITON") and not decide.backend_enabled("CUTLASS"):
             return "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
         return "not tuned (enable max_autotune)"
-    stock = decision.microseconds(None)
+    inductor_time = decision.microseconds(None)
     if decision.config is not None:
         selected = decision.microseconds(decision.config)
-        if selected is None or stock is None:
+        if selected is None or inductor_time is None:
             return "it was the fastest candidate"
-        return f"{selected:.1f} us, Inductor (default) {stock:.1f} us"
+        return f"{selected:.1f} us, Inductor (default) {inductor_time:.1f} us"
     others = [
         timing.microseconds
         for timing in decision.timings
@@ -165,9 +165,9 @@ def decision_reason(decision: Decision) -> str:
     if not others:
         failed = sum(timing.failure is not None for timing in decision.timings)
         return f"all {failed} candidates failed" if failed else "there are no candidates"
-    if stock is None or min(others) >= stock:
+    if inductor_time is None or min(others) >= inductor_time:
         return "Inductor (default) was the fastest"
-    saved = stock - min(others)
+    saved = inductor_time - min(others)
     return f"the best candidate saves {saved:.1f} us over Inductor (default), within noise"
 
 

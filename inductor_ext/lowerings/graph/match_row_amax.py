@@ -56,7 +56,7 @@ class RowAmaxFusion(Fusion):
     its nodes has its `dtype` as metadata."""
     chain_inputs: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
     """What the chain reads besides the accumulators, and for each a node that reads it."""
-    plain: fx.Node | None = None
+    matmul: fx.Node | None = None
     """The matmul, if nothing else is fused with it."""
     scaling: tuple[fx.Node, ...] = ()
     """The nodes that scale y to 8 bits by the amax, computed by other kernels, in graph order."""
@@ -152,11 +152,11 @@ class _Search:
         """The pointwise nodes after each matmul."""
         self.bases = [fusion for fusion in fusions if len(fusion.outputs) == 1]
         covered = (aten.mm.default, aten.addmm.default, aten._scaled_mm.default)
-        self.plain: list[Fusion] = []
+        self.unfused: list[Fusion] = []
         for node in graph.nodes:
             problem = problem_of(node) if node.target in covered else None
             if problem is not None and all(isinstance(size, int) for size in shape(node)[1:]):
-                self.plain.append(_unfused(node, problem))
+                self.unfused.append(_unfused(node, problem))
 
     def find(self, reduction: _Reduction) -> Iterator[RowAmaxFusion]:
         """Yield the fusions that compute a row amax."""
@@ -166,7 +166,7 @@ class _Search:
             # If y is computed from two matmuls, take the last one, whose kernel can read the
             # other's result.
             plain = [
-                fusion for fusion in self.plain if self.pointwise_run(fusion, source) is not None
+                fusion for fusion in self.unfused if self.pointwise_run(fusion, source) is not None
             ][-1:]
             bases += [fusion for fusion in plain if gated.isdisjoint(fusion.nodes)]
             fusions = [self.extend(base, source, reduction) for base in bases]
@@ -226,7 +226,7 @@ class _Search:
             base.halves,
             chain=chain.finish(y),
             chain_inputs=chain.inputs,
-            plain=base.outputs[0] if base in self.plain else None,
+            matmul=base.outputs[0] if base in self.unfused else None,
             scaling=scaling,
         )
         inputs = (*fusion.inputs, *fusion.chain_inputs)

@@ -94,7 +94,7 @@ class Planner:
         fusions = self._find_fusions()
         self.fused = {node for site in fusions for node in site.nodes}
         likely = {node for site in fusions if saves_only_launches(site) for node in site.nodes}
-        unfused = self._plain_sites(self.fused - likely)
+        unfused = self._unfused_sites(self.fused - likely)
         replaced: set[fx.Node] = set()
         for sites in self._split_by_priority(fusions, unfused):
             remaining = [site for site in sites if replaced.isdisjoint(site.nodes)]
@@ -121,13 +121,13 @@ class Planner:
 
     def _plan_unfused(self) -> None:
         """Plan the matmuls that no fusion has replaced."""
-        plain = self._plain_sites()
+        sites = self._unfused_sites()
         if numerics.has_exact_pointwise():
-            for site in plain:
+            for site in sites:
                 explain_records.note_exact_pointwise(site.nodes)
-        self._decide(plain)
+        self._decide(sites)
         replaced: set[fx.Node] = set()
-        for site in plain:
+        for site in sites:
             replaced |= self._apply(self._refreshed_site(site, replaced))
 
     def _prepare_epilogues(self) -> None:
@@ -164,15 +164,15 @@ class Planner:
             Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion)
         )
 
-    def _plain_sites(self, without: Set[fx.Node] = frozenset()) -> list[Site]:
+    def _unfused_sites(self, without: Set[fx.Node] = frozenset()) -> list[Site]:
         """Return a site for each matmul that has no plan yet."""
         return [
-            self._plain_site(node, problem)
+            self._unfused_site(node, problem)
             for node, problem in find_matmuls(self.gm.graph).items()
             if node_info.plan_of(node) is None and node not in without
         ]
 
-    def _plain_site(self, node: fx.Node, problem: GemmProblem) -> Site:
+    def _unfused_site(self, node: fx.Node, problem: GemmProblem) -> Site:
         biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
         a = node.args[1 if biased else 0]
         assert isinstance(a, fx.Node)
@@ -221,7 +221,7 @@ class Planner:
         else:
             problem = problem_of(site.nodes[0])
             assert problem is not None
-            refreshed = self._plain_site(site.nodes[0], problem)
+            refreshed = self._unfused_site(site.nodes[0], problem)
         self._decide([refreshed])
         return refreshed
 
@@ -292,12 +292,12 @@ class Planner:
         """
         for problem in self._problems(site):
             decision = self.decider[problem]
-            kernel_time, stock = (
+            kernel_time, baseline = (
                 decision.microseconds(config) for config in (decision.config, None)
             )
-            if kernel_time is None or stock is None:
+            if kernel_time is None or baseline is None:
                 return False
-            if stock - kernel_time < NEAR_ROOFLINE * (stock - problem.roofline(self.device)):
+            if baseline - kernel_time < NEAR_ROOFLINE * (baseline - problem.roofline(self.device)):
                 return False
         return True
 
@@ -329,8 +329,8 @@ class Planner:
         for problem in self._problems(site):
             decision = self.decider[problem]
             kernel_time = decision.microseconds(decision.config)
-            stock = decision.microseconds(None)
-            if decision.config is not None and kernel_time is not None and stock is not None:
+            baseline = decision.microseconds(None)
+            if decision.config is not None and kernel_time is not None and baseline is not None:
                 if problem.norm is not None:
                     kernel_time *= 1 + NORM_OVERHEAD
                     if epilogue_region.is_computed(site.a):
@@ -338,18 +338,18 @@ class Planner:
                         kernel_time += (
                             self.device.launch / 2 + written / self.device.bandwidth * 1e6
                         )
-                savings.append(stock - kernel_time)
+                savings.append(baseline - kernel_time)
         return max(savings, default=0.0)
 
     def _beats_unfused(self, site: Site) -> bool:
         """Whether a fused kernel saves at least as much as the unfused kernel that could replace
         it.
         """
-        plain = self._find_unfused_site(site)
-        if plain is None:
+        unfused = self._find_unfused_alternative(site)
+        if unfused is None:
             return True
-        self._decide([plain])
-        return self._gain(site) >= self._gain(plain)
+        self._decide([unfused])
+        return self._gain(site) >= self._gain(unfused)
 
     def _rejection_reason(self, site: Site, decision: Decision) -> str:
         """Return why a fusion with a decision is not applied."""
@@ -357,7 +357,7 @@ class Planner:
             return "fusing one of the GEMMs alone saves more"
         return explain_records.decision_reason(decision)
 
-    def _find_unfused_site(self, site: Site) -> Site | None:
+    def _find_unfused_alternative(self, site: Site) -> Site | None:
         """Return the site of the unfused matmul whose kernel could replace the kernel of a fusion.
 
         For a row amax it is the matmul without the amax. For a gate it is the matmul whose CUTLASS
@@ -365,16 +365,16 @@ class Planner:
         have none.
         """
         if isinstance(site.fusion, match_row_amax.RowAmaxFusion):
-            node = site.fusion.plain
+            node = site.fusion.matmul
             problem = None if node is None else problem_of(node)
-            return None if node is None or problem is None else self._plain_site(node, problem)
+            return None if node is None or problem is None else self._unfused_site(node, problem)
         if not self.options.wanted or not site.problem.epilogue.gated:
             return None
         computing = {node for node in site.nodes if not is_view(node) and not is_cast(node)}
         matmuls = [node for node in site.nodes if is_matmul(node)]
         for node in matmuls:
             problem = problem_of(node)
-            unfused = None if problem is None else self._plain_site(node, problem)
+            unfused = None if problem is None else self._unfused_site(node, problem)
             inside = unfused.cutlass.nodes if unfused is not None and unfused.cutlass else ()
             if computing <= {*matmuls, *inside}:
                 return unfused

@@ -95,7 +95,7 @@ def test_a_gate_scaled_to_float8(scaled: Any, x: Tensor) -> None:
     assert (found.problem.kernel_stores, found.problem.stored) == ("bfloat16", "float8_e4m3fn")
     assert found.constants.absolute
     assert found.scaling[-1].meta["val"].dtype == FP8
-    assert found.plain is None
+    assert found.matmul is None
 
 
 def test_a_linear_layer_with_bias_and_activation() -> None:
@@ -104,7 +104,7 @@ def test_a_linear_layer_with_bias_and_activation() -> None:
     assert epilogue.inputs == (EpilogueInput("bfloat16", "row"),)
     assert epilogue.pointwise > 4
     assert list(found.chain_inputs) == [found.nodes[0].args[0]]
-    assert found.plain is found.nodes[0]
+    assert found.matmul is found.nodes[0]
 
 
 def test_rows_of_unknown_sizes_seen_in_three_dimensions() -> None:
