@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = next((entry for entry in KNOWN if entry.name == options.device), None)
     if device is None:
-        device = Device.described(torch.cuda.get_device_properties(0))
+        device = Device.from_torch(torch.cuda.get_device_properties(0))
     wanted = {
         name: rank(CASES[name].problem, device, options.most, level=options.level)
         for name in options.cases

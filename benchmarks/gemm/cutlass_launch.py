@@ -18,11 +18,11 @@ from inductor_ext.templates.cutlass.launch import (
     OPERAND_BYTES,
     OPERANDS_AT,
     Shape,
-    functions,
-    geometry,
-    ordered,
-    packing,
-    settled,
+    bind_functions,
+    compute_geometry,
+    list_config_fields,
+    make_call_layout,
+    order_operands,
 )
 from inductor_ext.templates.cutlass.source import Source
 
@@ -34,7 +34,7 @@ class Call:
     """The packed arguments of a launch."""
 
     memory: Any
-    """A ctypes buffer with the layout of `packing`."""
+    """A ctypes buffer with the layout of `make_call_layout`."""
 
     @property
     def address(self) -> int:
@@ -72,7 +72,7 @@ def call(
     def shape(tensor: Any) -> Shape:
         return tensor.shape, tensor.stride()
 
-    launch_geometry = geometry(
+    launch_geometry = compute_geometry(
         config,
         shape(a),
         shape(b),
@@ -81,15 +81,15 @@ def call(
         [shape(output) for output in outputs],
         None if ends is None else shape(ends),
     )
-    tensors = ordered(config, a, b, out, inputs, outputs, ends)
-    layout = packing(len(tensors), len(scalars))
+    tensors = order_operands(config, a, b, out, inputs, outputs, ends)
+    layout = make_call_layout(len(tensors), len(scalars))
     memory = ctypes.create_string_buffer(layout.size)
     operands = ctypes.addressof(memory) + OPERANDS_AT
     fields: list[float] = []
     for tensor, (stride, batch) in zip(tensors, launch_geometry.strides, strict=True):
         fields += [tensor.data_ptr(), stride, batch]
     scalars_at = operands + OPERAND_BYTES * len(tensors)
-    head = (*launch_geometry.sizes, *settled(config), sms, operands, scalars_at)
+    head = (*launch_geometry.sizes, *list_config_fields(config), sms, operands, scalars_at)
     layout.pack_into(memory, 0, *head, *fields, *scalars)
     return Call(memory)
 
@@ -99,7 +99,7 @@ class Kernel:
 
     def __init__(self, library: ctypes.CDLL, name: str) -> None:
         self.name = name
-        self._size, self._run = functions(library)
+        self._size, self._run = bind_functions(library)
 
     def workspace_size(self, arguments: Call) -> int | None:
         """Return the bytes of a launch's workspace; None if the kernel cannot run the launch."""

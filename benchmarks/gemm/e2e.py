@@ -55,7 +55,7 @@ def floor(model: Model, device: str) -> float | None:
     """Return the milliseconds to read what a call must read; None if that is not the limit."""
     if device == "cpu" or not model.bytes_read:
         return None
-    known = Device.described(torch.cuda.get_device_properties(0))
+    known = Device.from_torch(torch.cuda.get_device_properties(0))
     return model.bytes_read / known.bandwidth * 1e3
 
 

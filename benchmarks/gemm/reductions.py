@@ -123,7 +123,7 @@ def floor(case: Case, device: str) -> float | None:
     """Like `gemm.floor`."""
     if device == "cpu":
         return None
-    return case.bound(Device.described(torch.cuda.get_device_properties(0)).bandwidth)
+    return case.bound(Device.from_torch(torch.cuda.get_device_properties(0)).bandwidth)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

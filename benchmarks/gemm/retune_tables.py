@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for problem in problems(table, part, parts, known)
         if options.only in problem_words(problem)
     ]
-    device = Device.described(torch.cuda.get_device_properties(0))
+    device = Device.from_torch(torch.cuda.get_device_properties(0))
     measure(wanted, device, inductor_benchmark.cuda_bench, options.out, options.budget_seconds)
     return 0
 

@@ -106,7 +106,7 @@ def floor(case: Case, device: str) -> float | None:
     """Return the lower bound (us) of the kernel time, without launch; None for unknown GPUs."""
     if device == "cpu":
         return None
-    properties = Device.described(torch.cuda.get_device_properties(0))
+    properties = Device.from_torch(torch.cuda.get_device_properties(0))
     bound = case.problem.roofline(properties)
     return bound if math.isfinite(bound) else None
 

@@ -377,7 +377,7 @@ def _measure(options: argparse.Namespace) -> int:
     from inductor_ext.autotune import inductor_benchmark
 
     start = time.monotonic()
-    device = Device.described(torch.cuda.get_device_properties(0))
+    device = Device.from_torch(torch.cuda.get_device_properties(0))
     before = read(options.out) if options.out.exists() else []
     done = {one.problem for one in before if one.device == device}
     wanted = dict.fromkeys(itertools.chain.from_iterable(SETS[name]() for name in options.set))

@@ -126,7 +126,7 @@ def _products(rounds: int) -> Iterator[results.Row]:
 
 
 def _readings(rounds: int) -> Iterator[results.Row]:
-    device = Device.described(torch.cuda.get_device_properties(0))
+    device = Device.from_torch(torch.cuda.get_device_properties(0))
     timer = Timer("cuda")
     for m, n, k in SHAPES:
         a, b = _operands(m, n, k)

@@ -207,7 +207,7 @@ class Verifier:
     def _judge(self, errors: Sequence[float]) -> str | None:
         for index, (largest, limit) in enumerate(zip(errors, self._allowed, strict=True)):
             if largest > limit:
-                return self._words(index, largest, "float64", limit)
+                return self._describe(index, largest, "float64", limit)
         return None
 
     def _compare(self, outputs: Sequence[torch.Tensor]) -> str | None:
@@ -219,10 +219,10 @@ class Verifier:
                 for a, b in zip(output.split(ROWS), stock.split(ROWS), strict=True)
             )
             if largest > limit:
-                return self._words(index, largest, "Inductor", limit)
+                return self._describe(index, largest, "Inductor", limit)
         return None
 
-    def _words(self, index: int, largest: float, against: str, limit: float) -> str:
+    def _describe(self, index: int, largest: float, against: str, limit: float) -> str:
         location = f" in output {index}" if len(self._exact) > 1 else ""
         if math.isinf(largest):
             return f"wrong: NaN, infinity or another shape{location}"

@@ -142,11 +142,11 @@ class _Trial:
         self.bench = bench
         self.notify = notify
         self.failures: dict[Config | None, str] = {}
-        self.taken: dict[Config | None, float] = {}
+        self.microseconds_by_config: dict[Config | None, float] = {}
 
     def timings(self) -> tuple[Timing, ...]:
         timings = [
-            Timing(config, self.taken.get(config), self.failures.get(config))
+            Timing(config, self.microseconds_by_config.get(config), self.failures.get(config))
             for config in (None, *self.job.configs)
         ]
         return (*timings, *self.job.dropped)
@@ -160,18 +160,18 @@ class _Trial:
         """Return the chosen configuration and the reason."""
         from inductor_ext.autotune import reference
 
-        candidates = self._distinct(stock, by_config)
+        candidates = self._drop_duplicates(stock, by_config)
         try:
             if isinstance(stock, Exception):
                 raise stock
             program = reference.program(self.problem)
-            shortage = self._shortage(program)
+            shortage = self._find_memory_shortage(program)
             if shortage is not None:
-                return self._given_up(shortage)
+                return self._give_up(shortage)
             with reference.precision(self.problem):
                 self.notify(None)
                 inputs = program.make_inputs(self.bench.device)
-                calls = self._verified(program, inputs, stock, candidates)
+                calls = self._verify_candidates(program, inputs, stock, candidates)
                 configs = list(calls)
                 # Candidates are timed together, so an error here cannot be attributed to one of
                 # them.
@@ -182,18 +182,18 @@ class _Trial:
         except exc.TuningFaultError:
             raise
         except Exception as error:
-            self._synchronized(None, error)
-            return self._given_up(f"Inductor (default) cannot be measured: {_words(error)}")
+            self._check_device(None, error)
+            return self._give_up(f"Inductor (default) cannot be measured: {_describe_error(error)}")
         for config, sample in zip(configs, samples, strict=True):
-            self.taken[config] = sample.microseconds
+            self.microseconds_by_config[config] = sample.microseconds
         verdict = timing.decide(samples)
-        return configs[verdict.index], self._reason(verdict)
+        return configs[verdict.index], self._describe_verdict(verdict)
 
-    def _given_up(self, reason: str) -> tuple[None, str]:
+    def _give_up(self, reason: str) -> tuple[None, str]:
         self.failures = dict.fromkeys((None, *self.job.configs), reason) | self.failures
         return None, reason
 
-    def _distinct(
+    def _drop_duplicates(
         self, stock: Compiled | Exception, by_config: dict[Config, Compiled | Exception]
     ) -> dict[Config, Compiled]:
         """Return the candidates that compiled, without duplicates of the same code."""
@@ -203,7 +203,7 @@ class _Trial:
         candidates = {}
         for config, compiled in by_config.items():
             if isinstance(compiled, Exception):
-                self.failures[config] = f"does not compile: {_words(compiled)}"
+                self.failures[config] = f"does not compile: {_describe_error(compiled)}"
             elif compiled.key in labels:
                 self.failures[config] = f"generates the same code as {labels[compiled.key]}"
             else:
@@ -211,7 +211,7 @@ class _Trial:
                 candidates[config] = compiled
         return candidates
 
-    def _shortage(self, program: Any) -> str | None:
+    def _find_memory_shortage(self, program: Any) -> str | None:
         """Return why memory does not suffice; None if it does."""
         from inductor_ext.autotune import accuracy
 
@@ -225,33 +225,33 @@ class _Trial:
         gib = 1 << 30
         return f"tuning needs {required_bytes / gib:.1f} GiB, and {free / gib:.1f} GiB are free"
 
-    def _verified(
+    def _verify_candidates(
         self, program: Any, inputs: Any, stock: Compiled, candidates: dict[Config, Compiled]
     ) -> dict[Config | None, Callable[[], Any]]:
         """Return calls, without arguments, of Inductor's path and the verified candidates."""
         from inductor_ext.autotune.accuracy import Verifier
 
-        def bound(compiled: Compiled) -> Callable[[], Any]:
+        def bind(compiled: Compiled) -> Callable[[], Any]:
             return lambda: compiled.call(*inputs)
 
         verifier = Verifier(program, inputs)
-        calls: dict[Config | None, Callable[[], Any]] = {None: bound(stock)}
+        calls: dict[Config | None, Callable[[], Any]] = {None: bind(stock)}
         verifier.set_stock(calls[None]())
         for config, candidate in candidates.items():
             self.notify(config)
             try:
-                reason = verifier.check(bound(candidate))
+                reason = verifier.check(bind(candidate))
                 self.bench.synchronize()
             except Exception as error:
-                self._synchronized(config, error)
-                reason = f"failed: {_words(error)}"
+                self._check_device(config, error)
+                reason = f"failed: {_describe_error(error)}"
             if reason is None:
-                calls[config] = bound(candidate)
+                calls[config] = bind(candidate)
             else:
                 self.failures[config] = reason
         return calls
 
-    def _synchronized(self, config: Config | None, error: Exception) -> None:
+    def _check_device(self, config: Config | None, error: Exception) -> None:
         """Check that the device still works after an error."""
         try:
             self.bench.synchronize()
@@ -259,14 +259,14 @@ class _Trial:
             raise exc.TuningFaultError(
                 candidate=config_words(config),
                 problem=problem_words(self.problem),
-                why=_words(error),
+                why=_describe_error(error),
             ) from error
 
-    def _reason(self, verdict: timing.Verdict) -> str:
-        if len(self.taken) == 1:
+    def _describe_verdict(self, verdict: timing.Verdict) -> str:
+        if len(self.microseconds_by_config) == 1:
             candidates = self.job.configs or self.job.dropped
             return "no candidates are left" if candidates else "no template supports it"
-        stock = self.taken[None]
+        stock = self.microseconds_by_config[None]
         gain, needed = verdict.gain / stock, verdict.needed / stock
         if verdict.index:
             return f"{gain:.1%} less time than Inductor (default)"
@@ -274,7 +274,7 @@ class _Trial:
         return f"the best candidate is {difference}; {needed:.1%} ahead is required"
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Return an error as one line; compiler errors have many."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # An error from a worker process includes its traceback, with the error in the last line.

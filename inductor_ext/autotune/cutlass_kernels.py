@@ -20,10 +20,10 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import Source
 from inductor_ext.templates.problem import GemmProblem
 
-Wanted = tuple[GemmProblem, CutlassConfig]
+Candidate = tuple[GemmProblem, CutlassConfig]
 
 
-def missing() -> str | None:
+def find_missing_tools() -> str | None:
     """Return what this machine lacks to build kernels, and how to install it; None if nothing."""
     try:
         nvcc_build.Toolchain.find()
@@ -34,13 +34,13 @@ def missing() -> str | None:
 
 def can_build() -> bool:
     """Whether kernels can be built on this machine; if not, warn once about what is missing."""
-    why = missing()
+    why = find_missing_tools()
     if why is not None:
         events.warn_once("cutlass_toolchain", f"CUTLASS kernels cannot be built: {why}")
     return why is None
 
 
-def being_built(
+def find_pending(
     candidates: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
 ) -> set[GemmProblem]:
     """Return the problems whose kernels are being built in the background; start builds if needed.
@@ -50,7 +50,7 @@ def being_built(
         settings: `cutlass_background` (the result is empty without it) and the settings of the
             store.
     """
-    if not settings.cutlass_background or missing() is not None:
+    if not settings.cutlass_background or find_missing_tools() is not None:
         return set()
     sources = _sources(candidates)
     all_sources = [source for group in sources.values() for source in group]
@@ -58,7 +58,7 @@ def being_built(
     return {problem for problem, group in sources.items() if pending & set(group)}
 
 
-def unavailable(
+def find_unavailable(
     candidates: Mapping[GemmProblem, Iterable[CutlassConfig]], settings: Settings
 ) -> set[GemmProblem]:
     """Return the problems without a kernel in the store, if none can be built; warn once about it.
@@ -87,14 +87,14 @@ def _sources(
 
 def generation(settings: Settings) -> str:
     """Return text that changes when the set of available kernels changes."""
-    can_compile = missing() is None
+    can_compile = find_missing_tools() is None
     if can_compile and not settings.cutlass_background:
         return "all"
     stored_keys = "".join(runtime.store(settings).entry_keys())
     return f"{can_compile}-{hashlib.sha256(stored_keys.encode()).hexdigest()[:16]}"
 
 
-def prepare(candidates: Iterable[Wanted], settings: Settings) -> dict[Wanted, str]:
+def prepare(candidates: Iterable[Candidate], settings: Settings) -> dict[Candidate, str]:
     """Build the kernels that are not in the store.
 
     Args:

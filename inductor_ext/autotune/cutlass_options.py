@@ -47,7 +47,7 @@ _OPERATORS = {
 class Options:
     """Inductor's CUTLASS settings."""
 
-    wanted: bool = True
+    enabled: bool = True
     """Whether CUTLASS is among the backends."""
     tunes: bool = True
     """Whether candidates may be benchmarked."""
@@ -71,12 +71,12 @@ class Options:
 
     def covers(self, problem: GemmProblem) -> bool:
         """Whether the settings allow CUTLASS kernels for a GEMM."""
-        enabled = self.operators is None or _OPERATORS[problem.operation] in self.operators
-        return self.wanted and enabled and problem.m * problem.n * problem.k >= self.least
+        named = self.operators is None or _OPERATORS[problem.operation] in self.operators
+        return self.enabled and named and problem.m * problem.n * problem.k >= self.least
 
     def has_any(self, problem: GemmProblem, device: Device) -> bool:
         """Whether there are kernels for a GEMM, regardless of whether they may be benchmarked."""
-        return self.limit > 0 and self.covers(problem) and bool(_ranked(self, problem, device))
+        return self.limit > 0 and self.covers(problem) and bool(_rank(self, problem, device))
 
     def threshold(self, problem: GemmProblem) -> int:
         """Return the smallest M at which a matmul with this N and K is covered."""
@@ -102,9 +102,9 @@ class Options:
         """Return the kernels worth building, with their predicted microseconds, fastest first."""
         if not self.tunes or not self.covers(problem):
             return []
-        return list(_ranked(self, problem, device))
+        return list(_rank(self, problem, device))
 
-    def launched(self, config: CutlassConfig) -> CutlassConfig:
+    def with_launch_options(self, config: CutlassConfig) -> CutlassConfig:
         """Return a configuration with an allowed swizzle and the requested compiler flags."""
         allowed = [swizzle for swizzle in self.swizzles if swizzle <= config.swizzle]
         swizzle = max(allowed or self.swizzles[:1] or (config.swizzle,))
@@ -112,7 +112,7 @@ class Options:
 
 
 @functools.lru_cache(maxsize=1024)
-def _ranked(
+def _rank(
     options: Options, problem: GemmProblem, device: Device
 ) -> tuple[tuple[CutlassConfig, float], ...]:
     kernel_problem = problem if problem.epilogue.tree is None else kernels.of_kernel(problem)
@@ -125,10 +125,10 @@ def _ranked(
         options.level,
         tma_only=options.tma_only,
     ):
-        launched = options.launched(config)
+        variant = options.with_launch_options(config)
         if problem.epilogue.tree is None:
-            candidates.append((launched, microseconds))
-        elif (rendered := kernels.renderable(problem, launched)) is not None:
+            candidates.append((variant, microseconds))
+        elif (rendered := kernels.renderable(problem, variant)) is not None:
             candidates.append((rendered, microseconds))
     return tuple(candidates)
 
@@ -140,7 +140,7 @@ def current() -> Options:
         exc.BadOptionError: an allowlist or denylist is not a regular expression.
     """
     if not decide.backend_enabled("CUTLASS"):
-        return Options(wanted=False, tunes=False)
+        return Options(enabled=False, tunes=False)
     operators = str(_setting("cutlass_enabled_ops")).lower().replace(" ", "")
     limit = _setting("cutlass_max_profiling_configs")
     return Options(

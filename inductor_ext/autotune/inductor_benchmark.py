@@ -102,7 +102,7 @@ class InductorBench:
             stack.enter_context(torch._C.DisableTorchFunction())
             stack.enter_context(torch._C._DisableAutocast())
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_untraced())
+            stack.enter_context(_restore_counters())
             stack.enter_context(events.muted())
             if self.device.startswith("cuda"):
                 stack.enter_context(torch.cuda.device(self.device))
@@ -132,7 +132,10 @@ class InductorBench:
                 options = _CUTLASS_OPTIONS if isinstance(config, CutlassConfig) else {}
                 if problem not in traced:
                     traced[problem] = _trace(problem, self.device)
-                with decide.force_config(_rule(problem, config)), inductor_config.patch(options):
+                with (
+                    decide.force_config(_make_rule(problem, config)),
+                    inductor_config.patch(options),
+                ):
                     codes[index] = _generate(traced[problem])
             except Exception as error:
                 codes[index] = error
@@ -142,7 +145,7 @@ class InductorBench:
             results.append(code if isinstance(code, Exception) else _load(*code))
         # A kernel that crashes its compile worker also fails the kernels in the other workers.
         for index, result in enumerate(results):
-            if isinstance(result, Exception) and _pool_broke(result):
+            if isinstance(result, Exception) and _is_broken_pool(result):
                 starting(index)
                 _forget_kernels()
                 results[index] = _load(*codes[index])
@@ -197,7 +200,7 @@ def _compile_priority(candidate: Candidate) -> tuple[int, float]:
     return 0, -(config.block_m + config.block_n) * config.block_k / config.threads
 
 
-def _rule(problem: GemmProblem, config: Config | None) -> decide.Rule:
+def _make_rule(problem: GemmProblem, config: Config | None) -> decide.Rule:
     """Return a rule that selects the configuration for the matmul of the problem, and no other.
 
     The epilogue found in the graph may differ from the problem's, except for the tree of a CUTLASS
@@ -294,7 +297,7 @@ def _load(code: str, attributes: dict[str, Any]) -> Compiled | Exception:
     )
 
 
-def _pool_broke(error: BaseException | None) -> bool:
+def _is_broken_pool(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, BrokenProcessPool):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -308,7 +311,7 @@ def _forget_kernels() -> None:
 
 
 @contextlib.contextmanager
-def _untraced() -> Iterator[None]:
+def _restore_counters() -> Iterator[None]:
     """Restore the counters and metrics of the outer compile on exit."""
     from torch._dynamo.utils import counters
     from torch._inductor import metrics

@@ -92,7 +92,7 @@ class Environment:
         """Return the environment of this process on a device.
 
         Args:
-            device: see `Device.described`.
+            device: see `Device.from_torch`.
             operation: operation of the problem.
             candidate_set: one word for what else the measurements depend on; empty for nothing.
         """
@@ -170,7 +170,7 @@ class TuningResult:
     def of(cls, problem: GemmProblem, decision: Decision, environment: Environment) -> TuningResult:
         """Return an entry for a decision that was just made."""
         timings = tuple(
-            Timing(timing.config, timing.microseconds, timing.failure and _short(timing.failure))
+            Timing(timing.config, timing.microseconds, timing.failure and _shorten(timing.failure))
             for timing in decision.timings
         )
         now, torch = int(time.time()), _compat.torch_version()
@@ -201,7 +201,7 @@ class TuningResult:
         return json.dumps(self.to_json(), sort_keys=True)
 
 
-def _short(failure: str) -> str:
+def _shorten(failure: str) -> str:
     return " ".join(failure.split())[:_LONGEST_FAILURE]
 
 
@@ -235,7 +235,7 @@ def read_table(path: str | os.PathLike[str]) -> list[TuningResult]:
             results.append(TuningResult.from_json(value))
         except exc.BadGemmError as error:
             why = exc.BadGemmError.template.format(**error.fields)
-            raise _bad(path, why, f", entry {index + 1}") from None
+            raise _make_error(path, why, f", entry {index + 1}") from None
     return results
 
 
@@ -248,13 +248,13 @@ def raw_table(path: str | os.PathLike[str]) -> list[Any]:
     try:
         table = json.loads(pathlib.Path(path).read_bytes())
     except OSError as error:
-        raise _bad(path, error.strerror or str(error)) from None
+        raise _make_error(path, error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:
-        raise _bad(path, f"it is not JSON: {error}") from None
+        raise _make_error(path, f"it is not JSON: {error}") from None
     if not isinstance(table, dict) or not isinstance(table.get("entries"), list):
-        raise _bad(path, "it is not a table of tuning results")
+        raise _make_error(path, "it is not a table of tuning results")
     if table.get("format") != FORMAT:
-        raise _bad(
+        raise _make_error(
             path, f"it has format {table.get('format')!r}, and this version reads format {FORMAT}"
         )
     entries: list[Any] = table["entries"]
@@ -289,7 +289,7 @@ def write_table(path: str | os.PathLike[str], entries: Iterable[TuningResult]) -
     return len(lines)
 
 
-def _bad(path: str | os.PathLike[str], why: str, where: str = "") -> exc.BadTuningFileError:
+def _make_error(path: str | os.PathLike[str], why: str, where: str = "") -> exc.BadTuningFileError:
     # The message may quote a long value.
     why = why if len(why) <= 300 else f"{why[:200]} ... {why[-80:]}"
     fix = "Pass files written by `inductor-ext tune export`"

@@ -188,7 +188,7 @@ class TuningDatabase:
         """Return the results of a problem, or of all problems, as JSON values."""
         if source != "shipped":
             return [] if self.files is None else self.files.values(source, problem)
-        shipped = _shipped(self._tables)
+        shipped = _read_shipped_tables(self._tables)
         if problem is not None:
             return shipped.get(problem.key, [])
         return [value for values in shipped.values() for value in values]
@@ -285,7 +285,7 @@ class TuningDatabase:
                     self.put(tuned, device, environments)
                     decisions |= {problem: tuned.get(problem, STOCK) for problem in batch}
             for problem in pending:
-                result = self._exact(problem, device, environments)
+                result = self._lookup_exact(problem, device, environments)
                 if problem not in decisions and result is not None:
                     decisions[problem] = result.decision
             pending = [problem for problem in pending if problem not in decisions]
@@ -320,8 +320,8 @@ class TuningDatabase:
                 late = time.monotonic() - since > self.wait
                 for problem in tuple(pending):
                     with contextlib.ExitStack() as attempt:
-                        owned = self._own(attempt, problem, here(problem)) or late
-                        if (owned or changed) and self._exact(problem, device, here):
+                        owned = self._try_lock(attempt, problem, here(problem)) or late
+                        if (owned or changed) and self._lookup_exact(problem, device, here):
                             pending.remove(problem)
                             since = time.monotonic()
                         elif owned:
@@ -333,13 +333,13 @@ class TuningDatabase:
                     time.sleep(_POLL)
             yield claims
 
-    def _exact(
+    def _lookup_exact(
         self, problem: GemmProblem, device: Device, environments: Environments | None
     ) -> LookupResult | None:
         result = self.lookup(problem, device, environments)
         return result if result is not None and result.exact else None
 
-    def _own(
+    def _try_lock(
         self, stack: contextlib.ExitStack, problem: GemmProblem, environment: Environment
     ) -> bool:
         """Lock a problem for tuning until the stack closes; False if another process holds it."""
@@ -356,7 +356,7 @@ def _environments(device: Device, environments: Environments | None) -> Environm
 
 
 @functools.cache
-def _shipped(folder: pathlib.Path) -> dict[str, list[Any]]:
+def _read_shipped_tables(folder: pathlib.Path) -> dict[str, list[Any]]:
     """Return the entries of the tables in a folder as JSON values, by the key of their problem."""
     entries: dict[str, list[Any]] = {}
     for path in sorted(folder.glob("*.json")):

@@ -112,7 +112,7 @@ class ResultsFolder(SharedFolder):
         by_problem: dict[GemmProblem, list[TuningResult]] = {}
         for entry in entries:
             by_problem.setdefault(entry.problem, []).append(entry)
-        with self.warn_on_error("written"), self._writing():
+        with self.warn_on_error("written"), self._lock_for_writing():
             self.make(source)
             changes = {}
             for problem, added in by_problem.items():
@@ -123,7 +123,7 @@ class ResultsFolder(SharedFolder):
                 else:
                     count += outcome
             if changes or self.token(source).endswith(_UNFINISHED):
-                self._renew(source, _UNFINISHED)
+                self._renew_token(source, _UNFINISHED)
                 try:
                     for path, (newest, outcome) in changes.items():
                         self._write(path, newest)
@@ -131,10 +131,10 @@ class ResultsFolder(SharedFolder):
                     # Listing the folder costs more than adding a file.
                     self._until_collected[source] -= len(changes)
                     if self._until_collected[source] < 0:
-                        self._collect(source, changes)
+                        self._remove_oldest(source, changes)
                         self._until_collected[source] = self.max_entries // 50
                 finally:
-                    self._renew(source)
+                    self._renew_token(source)
         return count
 
     def clear(self, sources: Iterable[Source]) -> Counter[str]:
@@ -144,7 +144,7 @@ class ResultsFolder(SharedFolder):
             return count
         paths = [path for source in sources for path in self._paths(source)]
         count["left"] = len(paths)
-        with self.warn_on_error("emptied"), self._writing():
+        with self.warn_on_error("emptied"), self._lock_for_writing():
             try:
                 for path in paths:
                     path.unlink(missing_ok=True)
@@ -153,7 +153,7 @@ class ResultsFolder(SharedFolder):
                 for source in SOURCES:
                     # A compile that tunes must not hit the graph cache for what was tuned before,
                     # either.
-                    self._renew(source)
+                    self._renew_token(source)
         return count
 
     def _merge_file(
@@ -181,7 +181,7 @@ class ResultsFolder(SharedFolder):
         with atomic_write(path) as temporary:
             pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
 
-    def _collect(self, source: Source, added: Collection[pathlib.Path]) -> None:
+    def _remove_oldest(self, source: Source, added: Collection[pathlib.Path]) -> None:
         """Remove the oldest files above the limit, except `added`, and what dead writers left."""
         folder = self.make(source)
         for name in os.listdir(folder):
@@ -208,12 +208,12 @@ class ResultsFolder(SharedFolder):
             return (self.path / f"{source}.token").read_text("utf-8", "replace")
         return ""
 
-    def _renew(self, source: Source, mark: str = "") -> None:
+    def _renew_token(self, source: Source, mark: str = "") -> None:
         with atomic_write(self.path / f"{source}.token") as temporary:
             pathlib.Path(temporary).write_text(secrets.token_hex(8) + mark)
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _lock_for_writing(self) -> Iterator[None]:
         import filelock
 
         # The lock is held for milliseconds, unless its holder was stopped.

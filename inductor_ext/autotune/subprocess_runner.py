@@ -67,7 +67,7 @@ def run(
         position: tuple[int, Config | None] | None = None
         done = set()
         try:
-            for message in _worker_of(device).answers(request, deadline):
+            for message in _get_worker(device).answers(request, deadline):
                 if "at" in message:
                     index, config = message["at"]
                     position = index, config and config_from_json(config)
@@ -80,7 +80,7 @@ def run(
             why = str(error)
         if position is None:
             for job in remaining:
-                yield _given_up(job, why)
+                yield _make_failed_report(job, why)
             return
         index, config = position
         culprit = remaining[index]
@@ -88,7 +88,7 @@ def run(
             # The worker failed between two jobs.
             pass
         elif config is None:
-            yield _given_up(culprit, f"Inductor (default): {why}")
+            yield _make_failed_report(culprit, f"Inductor (default): {why}")
             done.add(culprit.problem)
         else:
             remaining[index] = Job(
@@ -117,7 +117,7 @@ def warm_up(make_bench: Callable[[int], BenchmarkBackend], device: int) -> threa
     def start() -> None:
         # The next user of the worker gets the error.
         with contextlib.suppress(_WorkerError):
-            for _ in _worker_of(device).answers(request, _START):
+            for _ in _get_worker(device).answers(request, _START):
                 pass
 
     thread = threading.Thread(target=start, name="inductor_ext-tuning-worker", daemon=True)
@@ -133,11 +133,11 @@ def _request(
         "bench": [make_bench.__module__, make_bench.__qualname__],
         "device": device,
         "budget": budget,
-        "context": _context(),
+        "context": _capture_context(),
     }
 
 
-def _given_up(job: Job, why: str) -> Report:
+def _make_failed_report(job: Job, why: str) -> Report:
     timings = tuple(Timing(config, None, why) for config in (None, *job.configs))
     return Report(job.problem, None, (*timings, *job.dropped), why, 0.0)
 
@@ -180,7 +180,7 @@ class _Worker:
             os.close(answer_write)
         self._buffer = b""
         self._asking = threading.Lock()
-        self._next(_START)
+        self._read_message(_START)
 
     def answers(self, request: Mapping[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
         """Yield all answers of the worker to a request; requests of several threads are serialized.
@@ -203,8 +203,8 @@ class _Worker:
             while data:
                 data = data[os.write(self._request, data) :]
         except OSError as error:
-            raise self._ended() from error
-        message = self._next(_START)
+            raise self._make_exit_error() from error
+        message = self._read_message(_START)
         while True:
             if "done" in message:
                 return
@@ -213,9 +213,9 @@ class _Worker:
                 raise _WorkerError(message["error"])
             if "begun" not in message:
                 yield message
-            message = self._next(deadline)
+            message = self._read_message(deadline)
 
-    def _next(self, deadline: float) -> dict[str, Any]:
+    def _read_message(self, deadline: float) -> dict[str, Any]:
         end = time.monotonic() + deadline
         # Not select, which does not support descriptors above 1023.
         poller = select.poll()
@@ -226,13 +226,13 @@ class _Worker:
                 raise _WorkerError(f"no result within {deadline:g} s")
             chunk = os.read(self._answer, 1 << 16)
             if not chunk:
-                raise self._ended()
+                raise self._make_exit_error()
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def _ended(self) -> _WorkerError:
+    def _make_exit_error(self) -> _WorkerError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         status = self.close()
@@ -259,7 +259,7 @@ _workers: dict[int, _Worker] = {}
 _starting = threading.Lock()
 
 
-def _worker_of(device: int) -> _Worker:
+def _get_worker(device: int) -> _Worker:
     with _starting:
         if not _is_running(device):
             _workers[device] = _Worker()
@@ -271,7 +271,7 @@ def _is_running(device: int) -> bool:
 
 
 @atexit.register
-def _end() -> None:
+def _close_workers() -> None:
     for worker in _workers.values():
         worker.close()
     _workers.clear()
@@ -285,7 +285,7 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 """Without it, calls of cuBLAS raise in torch's deterministic mode."""
 
 
-def _context() -> dict[str, Any] | None:
+def _capture_context() -> dict[str, Any] | None:
     """Return the state of this thread that compiles depend on; None if Inductor is not imported."""
     if "torch._inductor.config" not in sys.modules:
         return None
@@ -315,7 +315,7 @@ def main() -> None:
     requests, answers = os.fdopen(int(sys.argv[1]), "r"), int(sys.argv[2])
     # The parent handles Ctrl-C; this process ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
 
     def say(**message: Any) -> None:
         os.write(answers, json.dumps(message).encode() + b"\n")
@@ -343,7 +343,7 @@ def _answer(request: Mapping[str, Any], send: Callable[..., None]) -> None:
     def notify(index: int, config: Config | None) -> None:
         send(at=[index, config and config.to_json()])
 
-    with _restored(request["context"]):
+    with _restore_context(request["context"]):
         if not jobs:
             bench.warm_up()
         for report in candidate_run.run(jobs, bench, request["budget"], notify):
@@ -351,7 +351,7 @@ def _answer(request: Mapping[str, Any], send: Callable[..., None]) -> None:
 
 
 @contextlib.contextmanager
-def _restored(context: Mapping[str, Any] | None) -> Iterator[None]:
+def _restore_context(context: Mapping[str, Any] | None) -> Iterator[None]:
     if context is None:
         yield
         return
@@ -369,7 +369,7 @@ def _restored(context: Mapping[str, Any] | None) -> Iterator[None]:
         yield
 
 
-def _follow(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """Exit when the parent process has ended, even during a request."""
     while os.getppid() == parent:
         time.sleep(2)

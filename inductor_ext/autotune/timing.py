@@ -110,8 +110,8 @@ def measure(stopwatch: Stopwatch, count: int, budget: float, seed: int = 0) -> l
             continue
         margin = next((margin for rounds, margin in _STAGES if rounds == num_rounds), None)
         if margin is not None:
-            alive = _ahead(times, alive, margin)
-        if elapsed() > budget or (num_rounds >= _SETTLED_ROUNDS and _settled(times, alive)):
+            alive = _drop_slower(times, alive, margin)
+        if elapsed() > budget or (num_rounds >= _SETTLED_ROUNDS and _has_converged(times, alive)):
             break
     return [Sample(tuple(values)) for values in times]
 
@@ -125,7 +125,9 @@ def _warm_up(stopwatch: Stopwatch, enough: Callable[[], bool]) -> None:
         last = middle
 
 
-def _ahead(times: Sequence[Sequence[float]], alive: Sequence[int], margin: float) -> list[int]:
+def _drop_slower(
+    times: Sequence[Sequence[float]], alive: Sequence[int], margin: float
+) -> list[int]:
     """Return the candidates that are not clearly slower than the best."""
     medians = {index: statistics.median(times[index]) for index in alive}
     best = min(alive, key=medians.__getitem__)
@@ -138,7 +140,7 @@ def _ahead(times: Sequence[Sequence[float]], alive: Sequence[int], margin: float
     return [index for index in alive if not is_behind(index)]
 
 
-def _settled(times: Sequence[Sequence[float]], alive: Sequence[int]) -> bool:
+def _has_converged(times: Sequence[Sequence[float]], alive: Sequence[int]) -> bool:
     samples = [Sample(tuple(times[index])) for index in alive]
     return all(sample.deviation <= _SETTLED * sample.microseconds for sample in samples)
 

@@ -97,7 +97,7 @@ def tune(
         finally:
             # Only now: events of this thread are muted while the generators run.
             for report in reports:
-                record = _record(report, device, predictions[report.problem])
+                record = _make_record(report, device, predictions[report.problem])
                 events.emit(record, event_log=settings.event_log)
         for report in reports:
             decisions[report.problem] = Decision(report.chosen, "measured", report.timings)
@@ -182,7 +182,7 @@ def _run_jobs(
 def _warn_if_unusable(report: Report) -> None:
     timings = [timing for timing in report.timings if timing.config is not None]
     if all(timing.microseconds is None for timing in timings):
-        reasons = _failures(report)
+        reasons = _list_failures(report)
         words = problem_words(report.problem)
         events.warn_once(
             f"tuning:{reasons}", f"no extension kernel can be used for {words}: {reasons}"
@@ -244,12 +244,14 @@ def _has_cutlass(configs: Iterable[Config]) -> bool:
     return any(isinstance(config, CutlassConfig) for config in configs)
 
 
-def _failures(report: Report) -> str:
+def _list_failures(report: Report) -> str:
     reasons = dict.fromkeys(timing.failure for timing in report.timings if timing.failure)
     return "; ".join(str(reason) for reason in reasons)
 
 
-def _record(report: Report, device: Device, predictions: Mapping[Config, float]) -> TuningRecord:
+def _make_record(
+    report: Report, device: Device, predictions: Mapping[Config, float]
+) -> TuningRecord:
     candidates = tuple(
         ProductCandidate(
             config=timing.config,

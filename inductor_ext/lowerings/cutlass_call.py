@@ -190,8 +190,8 @@ class _Writer:
         self.cpp = bool(V.graph.cpp_wrapper)
         self.device = node.get_device_or_error()
         a, b, inputs, outputs, ends = node.operands
-        self.tensors = launch.ordered(node.config, a, b, node, inputs, outputs, ends)
-        self.geometry = launch.geometry(
+        self.tensors = launch.order_operands(node.config, a, b, node, inputs, outputs, ends)
+        self.geometry = launch.compute_geometry(
             node.config,
             _shape_of(a),
             _shape_of(b),
@@ -249,7 +249,7 @@ class _Writer:
 
     def _launch_fields(self) -> tuple[int, int, int, int]:
         """Return the fields of the `Call` struct between the sizes and the addresses."""
-        return (*launch.settled(self.node.config), self._sms())
+        return (*launch.list_config_fields(self.node.config), self._sms())
 
     def _sms(self) -> int:
         """Return the number of SMs of the device; 0 if the launch has to query it.

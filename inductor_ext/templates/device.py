@@ -70,12 +70,12 @@ class Device:
         sizes = ("sms", "shared_memory", "shared_memory_sm", "registers_sm", "l2", "bandwidth")
         for name in (*sizes, "fma"):
             if not getattr(self, name) > 0:
-                raise self._bad(name, "positive")
+                raise self._make_error(name, "positive")
         for name in ("half", "tf32", "fp8", "int8", "launch"):
             if not getattr(self, name) >= 0:
-                raise self._bad(name, "0 or more")
+                raise self._make_error(name, "0 or more")
 
-    def _bad(self, field: str, allowed: str) -> exc.BadGemmError:
+    def _make_error(self, field: str, allowed: str) -> exc.BadGemmError:
         return exc.BadGemmError(
             record="device", field=field, value=getattr(self, field), allowed=allowed
         )
@@ -84,7 +84,7 @@ class Device:
         """Return the throughput in FLOP/s of `half`, `tf32`, `fp8`, `int8` or `fma`."""
         return float(getattr(self, kind))
 
-    def scaled(self, sms: int) -> Device:
+    def with_sms(self, sms: int) -> Device:
         """Return a device with the same SMs but `sms` of them; rates and L2 scale in proportion."""
         ratio = sms / self.sms
         return replace(
@@ -100,7 +100,7 @@ class Device:
         )
 
     @classmethod
-    def described(cls, properties: Any) -> Device:
+    def from_torch(cls, properties: Any) -> Device:
         """Return the device for the result of `torch.cuda.get_device_properties`."""
         return cls.from_properties(
             properties.name,
@@ -149,9 +149,9 @@ class Device:
         """
         if sms < 1:
             raise exc.BadGemmError(record="device", field="sms", value=sms, allowed="positive")
-        match = _by_name(name)
-        reference = match or _relative(capability, sms)
-        rates = reference if reference.sms == sms else reference.scaled(sms)
+        match = _find_by_name(name)
+        reference = match or _find_most_similar(capability, sms)
+        rates = reference if reference.sms == sms else reference.with_sms(sms)
         if bandwidth is not None and match is None:
             rates = replace(rates, bandwidth=bandwidth * SUSTAINED_BANDWIDTH)
         if capability < (8, 9):
@@ -265,7 +265,7 @@ KNOWN: tuple[Device, ...] = (
 )
 
 
-def _by_name(name: str) -> Device | None:
+def _find_by_name(name: str) -> Device | None:
     """Return the known device with this name; the name of a MIG slice starts with that of the
     GPU.
     """
@@ -275,7 +275,7 @@ def _by_name(name: str) -> Device | None:
     return None
 
 
-def _relative(capability: tuple[int, int], sms: int) -> Device:
+def _find_most_similar(capability: tuple[int, int], sms: int) -> Device:
     """Return the known device that is most similar to an unknown one."""
     capabilities = {device.capability for device in KNOWN}
     nearest = max((c for c in capabilities if c <= capability), default=min(capabilities))

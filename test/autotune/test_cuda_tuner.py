@@ -70,7 +70,7 @@ OUTPUTS = (
 
 
 def this_device() -> Device:
-    return Device.described(torch.cuda.get_device_properties(0))
+    return Device.from_torch(torch.cuda.get_device_properties(0))
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def compiling() -> Iterator[None]:
         scope.compile_scope(config.snapshot()),
     ):
         yield
-    subprocess_runner._end()
+    subprocess_runner._close_workers()
 
 
 def tune(

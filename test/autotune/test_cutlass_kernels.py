@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a 
 def test_a_compile_is_another_one_once_kernels_are_there(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
+    monkeypatch.setattr(cutlass_kernels, "find_missing_tools", lambda: None)
     settings = config.snapshot({"cutlass_background": True, "artifact_cache_dir": str(tmp_path)})
     empty = cutlass_kernels.generation(settings)
     with runtime.store(settings).publish("0" * 64) as folder:
@@ -29,7 +29,7 @@ def test_a_compile_is_another_one_once_kernels_are_there(
     # Who waits for them gets the same in any case; who cannot build them does not.
     waiting = config.snapshot({"artifact_cache_dir": str(tmp_path)})
     assert cutlass_kernels.generation(waiting) == "all"
-    monkeypatch.setattr(cutlass_kernels, "missing", lambda: "there is no nvcc")
+    monkeypatch.setattr(cutlass_kernels, "find_missing_tools", lambda: "there is no nvcc")
     found = {cutlass_kernels.generation(item) for item in (waiting, settings)}
     assert len(found) == 1
     assert not found & {"all", empty}

@@ -17,7 +17,7 @@ def test_counters_and_metrics_are_those_from_before() -> None:
     counters["inductor"]["inductor_ext_test"] = 3
     before = metrics.generated_kernel_count
     try:
-        with inductor_benchmark._untraced():
+        with inductor_benchmark._restore_counters():
             counters["inductor"]["inductor_ext_test"] += 1
             counters["inductor_ext_test"]["other"] += 1
             metrics.generated_kernel_count += 2

@@ -46,9 +46,9 @@ def test_the_next_import_repairs_a_killed_one(
 ) -> None:
     seen = [store.generation(tuning=True)]
     with monkeypatch.context() as killing:
-        renew = ResultsFolder._renew
+        renew = ResultsFolder._renew_token
         killing.setattr(
-            ResultsFolder, "_renew", lambda *given: renew(*given) if len(given) == 3 else None
+            ResultsFolder, "_renew_token", lambda *given: renew(*given) if len(given) == 3 else None
         )
         store.add([entry()])
     seen.append(store.generation(tuning=True))

@@ -30,7 +30,7 @@ THIRD = GemmProblem.contiguous("mm", 24, 48, 16, "float32")
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
     yield
-    subprocess_runner._end()
+    subprocess_runner._close_workers()
 
 
 def reports(
@@ -81,7 +81,7 @@ def test_a_worker_started_ahead_is_warmed_up() -> None:
     good = candidate(80)
     job = candidate_run.Job(PROBLEM, (good,))
     assert "warmed up 0 times" in str(reports(job, bench=benchmark_backends.eager_bench)[PROBLEM])
-    subprocess_runner._end()
+    subprocess_runner._close_workers()
     started = subprocess_runner.warm_up(benchmark_backends.eager_bench, 0)
     assert started is not None
     started.join()
@@ -150,7 +150,7 @@ def test_a_process_may_have_many_files_open() -> None:
             80
         )
     finally:
-        subprocess_runner._end()
+        subprocess_runner._close_workers()
         for item in opened:
             os.close(item)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -160,7 +160,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
     parent = (
         "import sys, os, signal\n"
         "from inductor_ext.autotune import subprocess_runner\n"
-        "print(subprocess_runner._worker_of(0)._process.pid, flush=True)\n"
+        "print(subprocess_runner._get_worker(0)._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     run = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)

@@ -382,7 +382,7 @@ class TestVariants:
             fake_cuda.device(),
             scope.compile_scope(config.snapshot()),
             decide.force_config(met.append),  # type: ignore[func-returns-value]
-            inductor_benchmark._untraced(),
+            inductor_benchmark._restore_counters(),
         ):
             inductor_benchmark._generate(inductor_benchmark._trace(problem, "cuda:0"))
         assert problem in met
@@ -406,7 +406,7 @@ class TestVariants:
             ) as trace,
             mock.patch.object(bench, "device", "cuda:0"),
             inductor_config.patch(compile_threads=1),
-            inductor_benchmark._untraced(),
+            inductor_benchmark._restore_counters(),
         ):
             wanted = [(problem, None), (problem, tile), (parts, None)]
             found = bench.compile(wanted, lambda index: None)

@@ -18,7 +18,7 @@ __all__ = ["compiling", "device"]
 @functools.cache
 def device() -> Device:
     """The first GPU."""
-    return Device.described(torch.cuda.get_device_properties(0))
+    return Device.from_torch(torch.cuda.get_device_properties(0))
 
 
 @contextlib.contextmanager

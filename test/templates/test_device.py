@@ -66,7 +66,7 @@ class TestDevice:
             replace(H200, **{field: value})
 
     def test_time_scales_with_the_number_of_sms(self) -> None:
-        twice = H200.scaled(264)
+        twice = H200.with_sms(264)
         for rate in ("half", "tf32", "fp8", "int8", "fma", "bandwidth"):
             assert getattr(twice, rate) == pytest.approx(2 * getattr(H200, rate))
         assert (twice.shared_memory, twice.sms) == (H200.shared_memory, 264)

@@ -35,7 +35,7 @@ class Decider:
         self.settings = settings
         self.device = device
         self.index = index
-        disabled = cutlass_options.Options(wanted=False, tunes=False)
+        disabled = cutlass_options.Options(enabled=False, tunes=False)
         self.options = cutlass_options.current() if cutlass_call.is_supported() else disabled
         self._decisions: dict[GemmProblem, Decision] = {}
 
@@ -85,7 +85,7 @@ class Decider:
             for problem, decision in decisions.items()
             if isinstance(decision.config, CutlassConfig)
         }
-        later = cutlass_kernels.being_built(
+        later = cutlass_kernels.find_pending(
             {problem: [config] for problem, config in selected.items()}, self.settings
         )
         others = {
@@ -111,8 +111,8 @@ class Decider:
             problem: [config for config, _ in self.options.rank(problem, self.device)]
             for problem in unknown
         }
-        later = cutlass_kernels.being_built(candidates, self.settings)
-        later |= cutlass_kernels.unavailable(candidates, self.settings)
+        later = cutlass_kernels.find_pending(candidates, self.settings)
+        later |= cutlass_kernels.find_unavailable(candidates, self.settings)
         return self._tune([other for other in unknown if other not in later])
 
     def _tune(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:

@@ -184,7 +184,7 @@ class Planner:
         """Return a site with what a CUTLASS kernel would compute there, if one is requested for any
         size.
         """
-        if not self.options.wanted or site.other_symbols or len(site.outputs) > 1:
+        if not self.options.enabled or site.other_symbols or len(site.outputs) > 1:
             return site
         (output,), fuses = site.outputs, self.options.fuses
         for match in match_cutlass.find_cutlass_matches(
@@ -368,7 +368,7 @@ class Planner:
             node = site.fusion.matmul
             problem = None if node is None else problem_of(node)
             return None if node is None or problem is None else self._unfused_site(node, problem)
-        if not self.options.wanted or not site.problem.epilogue.gated:
+        if not self.options.enabled or not site.problem.epilogue.gated:
             return None
         computing = {node for node in site.nodes if not is_view(node) and not is_cast(node)}
         matmuls = [node for node in site.nodes if is_matmul(node)]

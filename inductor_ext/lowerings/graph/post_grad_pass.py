@@ -77,7 +77,7 @@ def _plan_graph(gm: fx.GraphModule, settings: Settings) -> None:
     first = next(iter(find_matmuls(gm.graph)), None) if allowed else None
     if first is not None:
         index = first.meta["val"].device.index
-        device = Device.described(torch.cuda.get_device_properties(index))
+        device = Device.from_torch(torch.cuda.get_device_properties(index))
         Planner(gm, settings, Decider(settings, device, index)).plan()
         gm.recompile()
     explain_records.emit_records(gm.graph, settings)

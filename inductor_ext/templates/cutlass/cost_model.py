@@ -70,27 +70,27 @@ def candidates(problem: GemmProblem, device: Device, level: int = 0) -> Iterator
         level: above 0 for an exhaustive search over tiles and clusters.
     """
     seen: set[CutlassConfig] = set()
-    for config in _proposals(problem, device, level):
+    for config in _propose(problem, device, level):
         if config not in seen and legal(problem, config, device):
             seen.add(config)
             yield config
 
 
-def _proposals(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
+def _propose(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
     tma = device.capability == (9, 0)
     if tma:
-        yield from _specialized(problem, device, level)
+        yield from _propose_warp_specialized(problem, device, level)
     if problem.operation != "grouped" and (
         not tma or problem.tma_obstacle is not None or level > 0 or not _stores_by_tma(problem)
     ):
-        yield from _multistage(problem, device, level)
+        yield from _propose_multistage(problem, device, level)
 
 
 def _stores_by_tma(problem: GemmProblem) -> bool:
     return alignments(problem, False)[2] * DTYPE_BITS[problem.stored] == 128
 
 
-def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
+def _make_base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
     """Return a configuration with all fields that the problem determines; None if unsupported."""
     operand_layouts = layouts(problem, swap)
     dtypes = (problem.a.dtype, problem.b.dtype)
@@ -120,11 +120,13 @@ def _base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
 _DTYPES = frozenset({"float32", "float16", "bfloat16", *FP8, *INT4, "int8", "int32"})
 
 
-def _specialized(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
+def _propose_warp_specialized(
+    problem: GemmProblem, device: Device, level: int
+) -> Iterator[CutlassConfig]:
     mixed = problem.operation == "mixed"
     small_m = problem.rows <= 64
     for swap in (True,) if mixed else (False, True) if small_m else (False,):
-        base = _base(problem, swap)
+        base = _make_base(problem, swap)
         if base is None:
             return
         # 128 bytes of the wider operand, one row of 128-byte swizzled shared memory. The narrower
@@ -204,8 +206,10 @@ def _units(problem: GemmProblem, config: CutlassConfig) -> int:
     return math.prod(_tiles(problem, config)) * copies
 
 
-def _multistage(problem: GemmProblem, device: Device, level: int) -> Iterator[CutlassConfig]:
-    base = _base(problem, False)
+def _propose_multistage(
+    problem: GemmProblem, device: Device, level: int
+) -> Iterator[CutlassConfig]:
+    base = _make_base(problem, False)
     arch = 89 if problem.arithmetic == "fp8" else 80
     target = 10 * device.capability[0] + device.capability[1]
     if base is None or target < arch:
@@ -241,13 +245,13 @@ def predict(
     The result is infinite if the device has no tensor cores for the problem. Legality is not
     checked; see `constraints.why_not`.
     """
-    triton_config = _like(problem, config, device)
+    triton_config = _find_similar(problem, config, device)
     if config.arch < 90:
         return cost_model.predict(problem, triton_config, device, constants).total
     return _predict(problem, config, triton_config, device, constants)
 
 
-def _like(problem: GemmProblem, config: CutlassConfig, device: Device) -> GemmConfig:
+def _find_similar(problem: GemmProblem, config: CutlassConfig, device: Device) -> GemmConfig:
     """Return the most similar Triton configuration, in the problem's axes, for the shared model."""
     m, n, k = config.tile
     stages = max(2, config.pipeline(device.shared_memory, broadcast_bytes(problem, config)))
@@ -348,7 +352,7 @@ def rank(
     # Break ties by name, so that every process selects the same kernels.
     predictions.sort(key=lambda prediction: (prediction[1], prediction[0].name))
     selected: list[tuple[CutlassConfig, float]] = []
-    for kind in (_schedule, _tile, _itself):
+    for kind in (_schedule, _tile, _identity):
         seen = {kind(config) for config, _ in selected}
         for prediction in predictions:
             if kind(prediction[0]) not in seen:
@@ -366,5 +370,5 @@ def _tile(config: CutlassConfig) -> object:
     return _schedule(config), config.tile
 
 
-def _itself(config: CutlassConfig) -> object:
+def _identity(config: CutlassConfig) -> object:
     return config

@@ -119,7 +119,7 @@ class _Family(abc.ABC):
         self.config = config
 
     def broadcast(self, tensor: Tensor) -> str:
-        """Return a tensor's broadcast in the kernel's axes, which `swap` exchanges."""
+        """Return a tensor's broadcast in the kernel's axes, which `swap_ab` exchanges."""
         if self.config.swap_ab and tensor.broadcast in ("row", "column"):
             return "row" if tensor.broadcast == "column" else "column"
         return tensor.broadcast

@@ -1,7 +1,7 @@
 """Arguments of CUTLASS kernels, which are called through the two C functions of their sources.
 
-`geometry` computes the sizes and strides of a launch, which may be symbolic; `packing` describes
-the memory layout of its arguments.
+`compute_geometry` computes the sizes and strides of a launch, which may be symbolic;
+`make_call_layout` describes the memory layout of its arguments.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _format(fields: tuple[tuple[str, str], ...]) -> str:
 
 
 OPERANDS_AT = struct.calcsize(f"@{_format(CALL_FIELDS)}")
-"""Offset of the operands in `packing`, in bytes from the start of the `Call` struct."""
+"""Offset of the operands in a call's layout, in bytes from the start of the `Call` struct."""
 
 OPERAND_BYTES = struct.calcsize(f"@{_format(TENSOR_FIELDS)}")
 
 
-def packing(operands: int, scalars: int) -> struct.Struct:
+def make_call_layout(operands: int, scalars: int) -> struct.Struct:
     """Return the layout of a `Call` struct, its operands and its scalars in one block of memory.
 
     The last two fields of the `Call` are the addresses of the first operand and the first scalar.
@@ -53,7 +53,7 @@ class Geometry:
     """Leading stride and batch stride of each operand, in elements, in the call's order."""
 
 
-def ordered(
+def order_operands(
     config: CutlassConfig,
     a: Any,
     b: Any,
@@ -69,7 +69,7 @@ def ordered(
     return [*operands, out, *(() if ends is None else (ends,)), *inputs, *outputs]
 
 
-def geometry(
+def compute_geometry(
     config: CutlassConfig,
     a: Shape,
     b: Shape,
@@ -78,13 +78,11 @@ def geometry(
     outputs: Sequence[Shape] = (),
     ends: Shape | None = None,
 ) -> Geometry:
-    """Return the sizes and strides of a launch; the arguments are those of `ordered`,
-    as shapes.
-    """
+    """Return the sizes and strides of a launch, for shapes of the operands of `order_operands`."""
     m, k = a[0][-2:]
     n = b[0][-1]
     batch = b[0][0] if ends is not None else out[0][0] if len(out[0]) == 3 else 1
-    # With `swap`, the kernel's A is b transposed, and its B is a transposed.
+    # With `swap_ab`, the kernel's A is b transposed, and its B is a transposed.
     rows_of_a, rows_of_b = config.layouts[0] == "t", config.layouts[1] == "t"
     if config.swap_ab:
         rows_of_a, rows_of_b = not rows_of_b, not rows_of_a
@@ -95,7 +93,7 @@ def geometry(
     if config.a in INT4:
         # The tensor has bytes with two elements each; the kernel counts elements.
         stride, batch_stride = 2 * stride, 2 * batch_stride
-    strides = ordered(
+    strides = order_operands(
         config,
         _operand(a, rows_of_a),
         (stride, batch_stride),
@@ -107,7 +105,7 @@ def geometry(
     return Geometry(sizes, tuple(strides))
 
 
-def settled(config: CutlassConfig) -> tuple[int, int, int]:
+def list_config_fields(config: CutlassConfig) -> tuple[int, int, int]:
     """Return the fields of a call that the configuration determines: swizzle, raster, splits."""
     return config.swizzle, RASTER[config.raster], config.split_k
 
@@ -141,7 +139,7 @@ def _of_batch(tensor: Shape) -> Any:
     return strides[0] if len(sizes) > 2 and sizes[0] != 1 else 0
 
 
-def functions(library: ctypes.CDLL) -> tuple[Any, Any]:
+def bind_functions(library: ctypes.CDLL) -> tuple[Any, Any]:
     """Return a kernel's two C functions, workspace size and run, which take addresses.
 
     See `source` for their results.
@@ -152,7 +150,7 @@ def functions(library: ctypes.CDLL) -> tuple[Any, Any]:
     return size, run
 
 
-def reason(error: int) -> str:
+def describe_error(error: int) -> str:
     """Return the message for an error code of a kernel."""
     if error > CUDA_ERRORS:
         return f"CUDA error {error - CUDA_ERRORS}"

@@ -32,13 +32,13 @@ class Launcher:
 
     def __init__(self, library: ctypes.CDLL, name: str, operands: int, scalars: int) -> None:
         self.name = name
-        layout = launch.packing(operands, scalars)
+        layout = launch.make_call_layout(operands, scalars)
         self._pack = layout.pack_into
         self._memory: Any = ctypes.c_char * layout.size
         self._scalars_at = launch.OPERANDS_AT + launch.OPERAND_BYTES * operands
-        self._size, self._run = launch.functions(library)
+        self._size, self._run = launch.bind_functions(library)
 
-    def _filled(self, head: Head, rest: tuple[float, ...]) -> Any:
+    def _pack_call(self, head: Head, rest: tuple[float, ...]) -> Any:
         memory = self._memory()
         base = ctypes.addressof(memory)
         self._pack(memory, 0, *head, base + launch.OPERANDS_AT, base + self._scalars_at, *rest)
@@ -57,9 +57,9 @@ class Launcher:
         Raises:
             exc.KernelLaunchError: the kernel or CUDA returns an error.
         """
-        error = self._run(self._filled(head, rest), workspace, stream)
+        error = self._run(self._pack_call(head, rest), workspace, stream)
         if error:
-            raise exc.KernelLaunchError(kernel=self.name, why=launch.reason(error))
+            raise exc.KernelLaunchError(kernel=self.name, why=launch.describe_error(error))
 
     def with_workspace(self, stream: int, device: str, head: Head, *rest: float) -> None:
         """Launch the kernel with a workspace of the required size from torch's allocator.
@@ -86,7 +86,7 @@ class Launcher:
         Raises:
             exc.KernelLaunchError: the kernel cannot run the launch.
         """
-        size: int = self._size(self._filled(head, rest))
+        size: int = self._size(self._pack_call(head, rest))
         if size < 0:
             raise exc.KernelLaunchError(kernel=self.name, why="it does not support these operands")
         return size

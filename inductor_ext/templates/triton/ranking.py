@@ -61,11 +61,15 @@ def rank(
     if not predictions:
         return []
     cutoff = _WORTH * predictions[0][1].total
-    selection = [candidate for candidate in _distinct(predictions) if candidate[1].total <= cutoff]
-    return _diverse(_quick_to_build(problem, selection), limit, per_template)
+    selection = [
+        candidate for candidate in _drop_duplicates(predictions) if candidate[1].total <= cutoff
+    ]
+    return _select_diverse(_drop_slow_builds(problem, selection), limit, per_template)
 
 
-def _diverse(ranking: Sequence[Ranked], limit: int, per_template: int | None) -> list[Ranked]:
+def _select_diverse(
+    ranking: Sequence[Ranked], limit: int, per_template: int | None
+) -> list[Ranked]:
     """Return at most `limit` configurations, of which few are alike, as `rank` describes."""
     counts: dict[object, int] = {}
     selected: list[int] = []
@@ -142,7 +146,7 @@ def without_prologue(problem: GemmProblem) -> Iterator[tuple[GemmProblem, int]]:
         yield matmul, problem.b_bytes + matmul.b_bytes
 
 
-def _distinct(predictions: Iterable[Ranked]) -> Iterator[Ranked]:
+def _drop_duplicates(predictions: Iterable[Ranked]) -> Iterator[Ranked]:
     """Yield the first of the configurations with the same template, tile and predicted time."""
     seen: set[object] = set()
     for config, prediction in predictions:
@@ -159,7 +163,7 @@ def _distinct(predictions: Iterable[Ranked]) -> Iterator[Ranked]:
             yield config, prediction
 
 
-def _quick_to_build(problem: GemmProblem, predictions: Sequence[Ranked]) -> list[Ranked]:
+def _drop_slow_builds(problem: GemmProblem, predictions: Sequence[Ranked]) -> list[Ranked]:
     """Drop configurations that ptxas unrolls for seconds if another kernel with the same tile,
     which it does not unroll, takes at most 1 % longer.
     """

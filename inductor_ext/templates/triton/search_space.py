@@ -54,7 +54,7 @@ def _of_all_templates(problem: GemmProblem, device: Device) -> Iterator[GemmConf
                 yield config
 
 
-def _shape(
+def _make_config(
     name: TemplateName, problem: GemmProblem, m: int, n: int, k: int, **options: Any
 ) -> GemmConfig:
     """Return a configuration with one stage; `m` and `n` are the tensor cores' axes."""
@@ -73,7 +73,7 @@ def _shape(
     )
 
 
-def _staged(
+def _vary_stages(
     config: GemmConfig, problem: GemmProblem, device: Device, max_stages: int, count: int
 ) -> Iterator[GemmConfig]:
     """Yield the `count` deepest pipelines of 2 to `max_stages` that fit; nothing if none fits."""
@@ -92,29 +92,29 @@ def _staged(
     yield from itertools.islice(feasible, count)
 
 
-def _crowded(
+def _vary_occupancy(
     config: GemmConfig, problem: GemmProblem, device: Device, max_stages: int, count: int
 ) -> Iterator[GemmConfig]:
-    """Yield what `_staged` yields and, for each higher occupancy, the deepest pipeline that reaches
-    it.
+    """Yield what `_vary_stages` yields and, for each higher occupancy, the deepest pipeline with
+    that occupancy.
 
     With a short K, a higher occupancy lets other CTAs multiply while one starts or finishes.
     """
     max_occupancy = 0
-    for pipeline in _staged(config, problem, device, max_stages, max_stages):
+    for pipeline in _vary_stages(config, problem, device, max_stages, max_stages):
         occupancy = pipeline.occupancy(problem, device)
         if count > 0 or occupancy > max_occupancy:
             yield pipeline
         count, max_occupancy = count - 1, max(max_occupancy, occupancy)
 
 
-def _stored(
+def _vary_stores(
     config: GemmConfig, problem: GemmProblem, device: Device, max_stages: int, count: int
 ) -> Iterator[GemmConfig]:
     """Yield pipelines with both kinds of stores; with TMA stores only the deepest."""
-    yield from _staged(config, problem, device, max_stages, count)
+    yield from _vary_stages(config, problem, device, max_stages, count)
     if TEMPLATES[config.template].tma_store and not config.swap_ab:
-        yield from _staged(
+        yield from _vary_stages(
             dataclasses.replace(config, tma_store=True), problem, device, max_stages, 1
         )
 
@@ -168,7 +168,7 @@ def _persistent_tma(
                 else [(w, f) for w in _warps(m, n) for f in (False, True)]
             )
             for warps, flatten in options:
-                shape = _shape(
+                shape = _make_config(
                     name,
                     problem,
                     m,
@@ -181,10 +181,10 @@ def _persistent_tma(
                     flatten=flatten,
                 )
                 if not flatten or _flattens(problem, shape, device):
-                    yield from _stored(shape, problem, device, 6, 2)
+                    yield from _vary_stores(shape, problem, device, 6, 2)
                 if not flatten and not specialized and _streams(problem, shape, device):
                     stream_k_config = dataclasses.replace(shape, stream_k=True)
-                    yield from _stored(stream_k_config, problem, device, 6, 2)
+                    yield from _vary_stores(stream_k_config, problem, device, 6, 2)
 
 
 _IDLE = 0.04
@@ -219,7 +219,7 @@ def _splits(problem: GemmProblem, config: GemmConfig, device: Device) -> list[in
     return sorted(counts)
 
 
-def _divided(
+def _vary_splits(
     problem: GemmProblem, config: GemmConfig, device: Device, count: int | None = None
 ) -> Iterator[GemmConfig]:
     """Yield a configuration with the first `count` split_k values, with fused and separate
@@ -250,11 +250,11 @@ def _splitk(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
         for k in _k_blocks(problem, (1, 2, 4) if problem.k >= _LONG else (1, 2)):
             for by_tma in tma:
                 for warps in _warps(m, n)[-1:]:
-                    shape = _shape(
+                    shape = _make_config(
                         name, problem, m, n, k, num_warps=warps, swap_ab=swap, tma=by_tma, pdl=pdl
                     )
-                    for split in _divided(problem, shape, device):
-                        yield from _staged(split, problem, device, 6, 2)
+                    for split in _vary_splits(problem, shape, device):
+                        yield from _vary_stages(split, problem, device, 6, 2)
 
 
 _LONG = 16384
@@ -287,9 +287,9 @@ def _few_rows(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
             for warps in (2, 4) if n <= 64 else (4,):
                 if rows * n > warps * 32 * MOST_ACCUMULATORS or n < 8 * warps * matmuls:
                     continue
-                shape = _shape(name, problem, rows, n, k, num_warps=warps, pdl=pdl)
-                for split in _divided(problem, shape, device):
-                    yield from _staged(split, problem, device, 4, 2)
+                shape = _make_config(name, problem, rows, n, k, num_warps=warps, pdl=pdl)
+                for split in _vary_splits(problem, shape, device):
+                    yield from _vary_stages(split, problem, device, 4, 2)
 
 
 def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
@@ -308,8 +308,8 @@ def _gemv(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[
         else:
             tiles = [(n, vector * 32 * warps) for n in (2, 4, 8, 16)]
         for n, k in dict.fromkeys((min(n, max_n), min(k, max_k)) for n, k in tiles):
-            shape = _shape(name, problem, rows, n, k, num_warps=warps, pdl=pdl)
-            yield from _divided(problem, shape, device, count=3)
+            shape = _make_config(name, problem, rows, n, k, num_warps=warps, pdl=pdl)
+            yield from _vary_splits(problem, shape, device, count=3)
 
 
 def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
@@ -325,10 +325,10 @@ def _direct(name: TemplateName, problem: GemmProblem, device: Device) -> Iterato
     matmuls = 2 if problem.epilogue.gated else 1
     chunk = CHUNK_BYTES * 8 // DTYPE_BITS[problem.b.dtype]
     for n, warps, chunks in itertools.product((16, 32), (2, 4, 8), (1, 2)):
-        shape = _shape(
+        shape = _make_config(
             name, problem, 8, n * matmuls, warps * chunks * chunk, num_warps=warps, pdl=pdl
         )
-        yield from _divided(problem, shape, device, count=2)
+        yield from _vary_splits(problem, shape, device, count=2)
 
 
 def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
@@ -349,7 +349,7 @@ def _stationary(name: TemplateName, problem: GemmProblem, device: Device) -> Ite
         if remainder or splits < 2:
             continue
         rows = 8 if problem.rows <= 8 else 16
-        shape = _shape(name, problem, rows, STRIP, warps * depth, num_warps=warps, pdl=pdl)
+        shape = _make_config(name, problem, rows, STRIP, warps * depth, num_warps=warps, pdl=pdl)
         shape = dataclasses.replace(shape, split_k=splits, fused_split_k=True)
         occupancy = shape.occupancy(problem, device)
         max_strips = MOST_SUMS * shape.threads // (rows * matmuls) // STRIP
@@ -368,7 +368,7 @@ def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterat
         for k in _k_blocks(problem, (1, 2)):
             for warps in _warps(m, n):
                 for flatten in (True, False):
-                    shape = _shape(
+                    shape = _make_config(
                         name,
                         problem,
                         m,
@@ -380,7 +380,7 @@ def _batched(name: TemplateName, problem: GemmProblem, device: Device) -> Iterat
                         flatten=flatten,
                     )
                     if not flatten or _flattens(problem, shape, device):
-                        yield from _stored(shape, problem, device, 5, 2)
+                        yield from _vary_stores(shape, problem, device, 5, 2)
 
 
 def _cp_async(name: TemplateName, problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
@@ -391,8 +391,8 @@ def _cp_async(name: TemplateName, problem: GemmProblem, device: Device) -> Itera
             continue
         for k in _k_blocks(problem, (1,) if m * n > 64 * 128 else (1, 2)):
             for warps in _warps(m, n, rows=64):
-                shape = _shape(name, problem, m, n, k, num_warps=warps)
-                yield from _crowded(shape, problem, device, 5, 2)
+                shape = _make_config(name, problem, m, n, k, num_warps=warps)
+                yield from _vary_occupancy(shape, problem, device, 5, 2)
 
 
 _SPACES: Mapping[str, Callable[[TemplateName, GemmProblem, Device], Iterator[GemmConfig]]] = {

@@ -201,7 +201,7 @@ def test_background_builds_are_measured_when_ready(
     tuned: Tuned, calls: list[Call], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: list[bool] = []
-    monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
+    monkeypatch.setattr(cutlass_kernels, "find_missing_tools", lambda: None)
     monkeypatch.setattr(
         background_build, "build_later", lambda sources, _: [] if there else list(sources)
     )

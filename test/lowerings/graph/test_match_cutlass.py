@@ -77,7 +77,7 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
         scope.compile_scope(config.snapshot({})),
         mock.patch.object(inductor_benchmark, "_load", lambda code, _: code),
         inductor_config.patch(compile_threads=1),
-        inductor_benchmark._untraced(),
+        inductor_benchmark._restore_counters(),
     ):
         (code,) = bench.compile([(problem, used.config)], lambda index: None)
     assert "extern_kernels." not in code

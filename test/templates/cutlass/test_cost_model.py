@@ -59,7 +59,7 @@ class TestRanking:
             (mm("mm", 4096, 4096, 4095), H200),
             (mm("scaled", 64, 64, 64, "float8_e4m3fn"), A100),
             (replace(INT4, prologue=Prologue(dequant=Dequant("group", 32))), H200),
-            (LINEAR, B200.scaled(10)),
+            (LINEAR, B200.with_sms(10)),
         ],
     )
     def test_there_may_be_none(self, problem: GemmProblem, where: Device) -> None:

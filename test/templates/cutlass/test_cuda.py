@@ -196,7 +196,7 @@ CASES: dict[str, Case] = {
 
 @functools.cache
 def device() -> Device:
-    return Device.described(torch.cuda.get_device_properties(0))
+    return Device.from_torch(torch.cuda.get_device_properties(0))
 
 
 def config_of(case: Case) -> CutlassConfig:

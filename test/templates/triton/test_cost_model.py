@@ -65,7 +65,7 @@ class TestPhysics:
     @examples(100)
     def test_more_multiprocessors_are_not_slower(self, case: Case, more: int) -> None:
         problem, config, on = case
-        larger = on.scaled(on.sms + more)
+        larger = on.with_sms(on.sms + more)
         for device_at_hand in (larger, replace(larger, bandwidth=on.bandwidth, l2=on.l2)):
             assert no_longer(predict(problem, config, device_at_hand), predict(*case))
 
