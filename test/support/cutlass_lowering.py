@@ -65,7 +65,7 @@ def record_calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     kernel = types.SimpleNamespace(workspace_size=lambda *_: 4096)
     monkeypatch.setattr(cutlass_call.runtime, "load", lambda *_, **__: kernel)
     monkeypatch.setattr(cutlass_kernels, "prepare", lambda *_: {})
-    monkeypatch.setattr(cutlass_kernels, "missing", lambda: None)
+    monkeypatch.setattr(cutlass_kernels, "find_missing_tools", lambda: None)
     return calls
 
 
