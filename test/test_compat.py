@@ -22,7 +22,7 @@ def test_a_supported_torch_is_accepted(monkeypatch: pytest.MonkeyPatch, version:
 
 
 @pytest.mark.parametrize(("version", "newer"), [("2.10.1", False), (NEXT, True), ("3.0.0", True)])
-def test_another_torch_is_refused_and_a_newer_one_can_be_checked(
+def test_other_torch_is_rejected_unless_allowed(
     monkeypatch: pytest.MonkeyPatch, version: str, newer: bool
 ) -> None:
     monkeypatch.setattr(_compat, "torch_version", lambda: version)

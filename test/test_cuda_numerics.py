@@ -69,7 +69,7 @@ def test_under_batch_invariance_bits_are_those_of_inductor(function: Function, r
 @pytest.mark.skipif(
     not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
 )
-def test_a_row_of_a_norm_has_the_same_bits_whatever_their_number() -> None:
+def test_norm_rows_have_the_same_bits_for_any_count() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     x, w = (
         torch.randn(count, 4096, device="cuda", dtype=torch.bfloat16, generator=generator)

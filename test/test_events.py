@@ -93,7 +93,7 @@ def test_event_log_of_several_processes_does_not_mix_lines(tmp_path: pathlib.Pat
     assert sorted(names) == sorted(f"{w}-{n}" for w in range(3) for n in range(200))
 
 
-def test_an_unwritable_event_log_is_said_once_and_harms_nothing(
+def test_an_unwritable_event_log_warns_once(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(tmp_path / "absent" / "events.jsonl")
@@ -142,7 +142,7 @@ def our_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if "inductor_ext" in line]
 
 
-def test_nothing_is_printed_unasked(compile_process) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_is_printed_by_default(compile_process) -> None:  # type: ignore[no-untyped-def]
     done = compile_process()
     assert done.stdout == ""
     assert our_lines(done.stderr) == []

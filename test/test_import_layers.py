@@ -317,7 +317,7 @@ def test_the_package_imports_its_modules_for_types_only() -> None:
 
 
 @pytest.mark.parametrize("name", PURE)
-def test_pure_modules_know_no_compiler(name: str) -> None:
+def test_pure_modules_import_no_compiler(name: str) -> None:
     file = sources(PACKAGE)[name]
     named = {imported.path for imported in imports(PACKAGE, file) if not imported.typing_only}
     assert within(named, *COMPILERS) == []

@@ -36,7 +36,7 @@ KIB = 1024
 
 class TestDecision:
     @torch.no_grad()
-    def test_never_above_the_lowest_and_fewer_calls(self) -> None:
+    def test_never_above_the_lowest_peak_and_fewer_calls(self) -> None:
         with planning() as records:
             check(compiled(matmuls), matmuls, *squares(64))
         (record,) = records

@@ -52,7 +52,7 @@ def in_mode(monkeypatch: pytest.MonkeyPatch, mode: object) -> None:
 
 
 class TestInductorsFlags:
-    def test_by_default_none_holds(self) -> None:
+    def test_all_flags_are_off_by_default(self) -> None:
         assert not numerics.has_exact_pointwise()
         assert not numerics.uses_cuda_math()
         assert not numerics.is_batch_invariant()
@@ -60,14 +60,14 @@ class TestInductorsFlags:
         assert not numerics.is_deterministic()
         assert numerics.gemm_obstacle() is None
 
-    def test_roundings_bring_cudas_library(self) -> None:
+    def test_exact_rounding_implies_cuda_libdevice(self) -> None:
         with inductor_config.patch(emulate_precision_casts=True):
             assert numerics.has_exact_pointwise()
             assert numerics.uses_cuda_math()
             assert numerics.gemm_obstacle() is None
 
     @has_libdevice
-    def test_cudas_library_brings_no_roundings(self) -> None:
+    def test_cuda_libdevice_does_not_imply_exact_rounding(self) -> None:
         with inductor_config.patch({"eager_numerics.use_pytorch_libdevice": True}):
             assert numerics.uses_cuda_math()
             assert not numerics.has_exact_pointwise()
@@ -148,7 +148,7 @@ class TestMatmulFlags:
             assert numerics.matmul_flags("bfloat16") == text
             assert not getattr(MATMUL, f"{flag}_split_k")
 
-    def test_others_are_set_back_inside_and_restored_behind(self) -> None:
+    def test_other_flags_are_reset_inside_and_restored(self) -> None:
         with numerics.with_matmul_flags("allow_fp16_accumulation"):
             with numerics.with_matmul_flags("-allow_bf16_reduced_precision_reduction", "bfloat16"):
                 assert MATMUL.allow_fp16_accumulation
@@ -165,7 +165,7 @@ def test_determinism_is_set_and_restored() -> None:
         assert numerics.determinism() == before
 
 
-def test_a_program_multiplies_as_its_problem_says() -> None:
+def test_reference_programs_use_the_flags_of_the_problem() -> None:
     plain = GemmProblem.contiguous("mm", 16, 64, 64, "float16")
     freed = GemmProblem.contiguous(
         "mm", 16, 64, 64, "float16", math_flags="allow_fp16_accumulation"

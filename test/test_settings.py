@@ -47,7 +47,7 @@ def test_config_module_declares_every_setting_for_type_checkers() -> None:
     assert declared == {name: describe_type(annotations[name]) for name in annotations}
 
 
-def test_our_names_do_not_hide_inductors() -> None:
+def test_setting_names_do_not_hide_those_of_inductor() -> None:
     assert not set(settings.names()) & set(torch._inductor.list_options())
 
 
@@ -86,7 +86,7 @@ def test_config_can_be_assigned() -> None:
         lambda: config.snapshot({"enabled": 0}),
     ],
 )
-def test_ill_typed_values_are_refused_where_they_are_given(change: Callable[[], Any]) -> None:
+def test_ill_typed_values_are_rejected_when_set(change: Callable[[], Any]) -> None:
     with pytest.raises(exc.BadOptionError) as caught:
         change()
     assert caught.value.fields["name"] == "enabled"
@@ -102,7 +102,7 @@ def test_ill_typed_values_are_refused_where_they_are_given(change: Callable[[], 
         lambda: config.snapshot({"enable": True}),
     ],
 )
-def test_unknown_settings_are_refused_with_the_nearest_name(change: Callable[[], Any]) -> None:
+def test_unknown_settings_suggest_the_nearest_name(change: Callable[[], Any]) -> None:
     with pytest.raises(exc.UnknownOptionError, match="Did you mean 'enabled'"):
         change()
 
@@ -120,7 +120,7 @@ class TestEnvironment:
         assert settings.from_environment({"INDUCTOR_EXT_EVENT_LOG": "a"}) == {"event_log": "a"}
         assert settings.from_environment({"INDUCTOR_EXT_EVENT_LOG": ""}) == {"event_log": None}
 
-    def test_others_variables_are_left_alone(self) -> None:
+    def test_other_variables_are_ignored(self) -> None:
         assert settings.from_environment({"INDUCTOR": "1", "TORCH_LOGS": "x"}) == {}
 
     def test_unreadable_value(self) -> None:
@@ -128,7 +128,7 @@ class TestEnvironment:
             settings.from_environment({"INDUCTOR_EXT_ENABLED": "maybe"})
 
     @pytest.mark.parametrize("text", ["9" * 400, "0.5", "1GB"])
-    def test_number_of_bytes_that_is_none(self, text: str) -> None:
+    def test_an_invalid_number_of_bytes(self, text: str) -> None:
         with pytest.raises(exc.BadEnvironmentError, match="a positive number of bytes"):
             settings.from_environment({"INDUCTOR_EXT_MEMORY_BUDGET": text})
 
@@ -136,7 +136,7 @@ class TestEnvironment:
         with pytest.raises(exc.BadEnvironmentError, match="Did you mean 'INDUCTOR_EXT_ENABLED'"):
             settings.from_environment({"INDUCTOR_EXT_ENABLE": "1"})
 
-    def test_unknown_variable_that_has_only_our_prefix_in_common(self) -> None:
+    def test_unknown_variable_that_shares_only_the_prefix(self) -> None:
         with pytest.raises(exc.UnknownVariableError) as caught:
             settings.from_environment({"INDUCTOR_EXT_FOO": "1"})
         assert str(caught.value).startswith("Unknown environment variable INDUCTOR_EXT_FOO='1'")
@@ -208,20 +208,20 @@ class TestOptions:
         with pytest.raises(exc.UnknownModeError, match=r"reduce-overhead.*Did you mean 'max-auto"):
             inductor_ext.list_mode_options("max-autotun")
 
-    def test_mode_that_is_no_string(self) -> None:
+    def test_a_mode_that_is_not_a_string(self) -> None:
         with pytest.raises(
             exc.BadArgumentError, match=r"^Invalid mode=3: expected one of 'default', "
         ):
             options.split_options(3, None)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("wrong", ["max_autotune", ["max_autotune"]])
-    def test_options_that_are_no_dictionary(self, wrong: Any) -> None:
+    def test_options_that_are_not_a_dictionary(self, wrong: Any) -> None:
         with pytest.raises(
             exc.BadArgumentError, match=r"expected a dictionary of options by name\.$"
         ):
             options.split_options(None, wrong)
 
-    def test_split_sorts_and_normalises(self) -> None:
+    def test_split_sorts_and_normalizes(self) -> None:
         ours, inductors = options.split_options(
             "max-autotune-no-cudagraphs",
             {"enabled": False, "max-autotune": False, "triton.cudagraphs": True},

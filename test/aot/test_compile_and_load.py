@@ -167,7 +167,7 @@ def test_package_is_named_after_its_path(package: tuple[str, Any]) -> None:
     assert roots == {"net"}
 
 
-def test_nothing_is_left_beside_the_package(package: tuple[str, Any]) -> None:
+def test_no_temporary_files_remain(package: tuple[str, Any]) -> None:
     assert os.listdir(os.path.dirname(package[0])) == ["net.pt2"]
 
 
@@ -233,7 +233,7 @@ class TestRefusals:
             inductor_ext.aoti_compile_and_package(program, package_path=tmp_path / "a" / "n.pt2")
         assert list(tmp_path.iterdir()) == []
 
-    def test_folder_of_that_name(self, program: ExportedProgram, tmp_path: pathlib.Path) -> None:
+    def test_a_folder_as_path(self, program: ExportedProgram, tmp_path: pathlib.Path) -> None:
         (tmp_path / "net.pt2").mkdir()
         with pytest.raises(exc.BadPackagePathError, match="it is a folder"):
             inductor_ext.aoti_compile_and_package(program, package_path=tmp_path / "net.pt2")

@@ -271,7 +271,7 @@ class TestCompiledAutograd:
         assert kinds == {"inference": 1}
         assert counters["compiled_autograd"]["captures"] == 1
 
-    def test_takes_hooks_and_a_compiled_forward_along(self) -> None:
+    def test_includes_hooks_and_a_compiled_forward(self) -> None:
         """The whole backward is one graph: compiled forward's, tensor hook's, accumulation's."""
         net = Net()
         compiled = torch.compile(net, backend=BACKEND)

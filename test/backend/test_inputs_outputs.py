@@ -168,7 +168,7 @@ class TestCallingConvention:
             assert_same(f(x), x * 2)
         assert kinds == {"inference": 2}
 
-    def test_python_scalars_specialise_then_turn_symbolic(self) -> None:
+    def test_python_scalars_specialize_then_become_symbolic(self) -> None:
         """A first int is a constant; a second value makes it a symbol; a third is no recompile."""
 
         def f(x: torch.Tensor, n: int, flag: bool) -> tuple[torch.Tensor, int]:

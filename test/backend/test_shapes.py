@@ -27,7 +27,7 @@ class TestDynamicShapes:
         for size in (6, 7):
             check(torch.sin, lambda size=size: (randn(size),), compiled=compiled)
 
-    def test_second_size_turns_the_dimension_dynamic(self) -> None:
+    def test_second_size_makes_the_dimension_dynamic(self) -> None:
         compiled = check(torch.cos, lambda: (randn(5, 2),))
         check(torch.cos, lambda: (randn(6, 2),), compiled=compiled)
         check(torch.cos, lambda: (randn(77, 2),), compiled=compiled, graphs={})
@@ -42,7 +42,7 @@ class TestDynamicShapes:
         compiled = check(torch.tan, lambda: marked(4))
         check(torch.tan, lambda: marked(33), compiled=compiled, graphs={})
 
-    def test_mark_dynamic_on_a_specialised_size_fails_as_inductor(self) -> None:
+    def test_mark_dynamic_on_a_specialized_size_fails_as_inductor(self) -> None:
         def attempt(backend: str) -> None:
             x = randn(4)
             torch._dynamo.mark_dynamic(x, 0)

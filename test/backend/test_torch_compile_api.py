@@ -137,7 +137,7 @@ class TestModes:
         assert inductor_config.get_config_copy() == before
         assert_same(compiled(*batch()), compiled(*batch()))
 
-    def test_each_mode_is_a_compile_of_its_own(self) -> None:
+    def test_each_mode_is_compiled_separately(self) -> None:
         net = Net()
         with torch.no_grad(), compiled_graphs() as kinds:
             outputs = [torch.compile(net, backend=BACKEND, mode=mode)(*batch()) for mode in MODES]
@@ -152,7 +152,7 @@ class TestModes:
                 torch.compile(net, backend=BACKEND, mode="reduce-overhead")(*batch())
         assert kinds == INFERENCE
 
-    def test_unknown_mode_is_refused(self) -> None:
+    def test_unknown_mode_is_rejected(self) -> None:
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
             torch.compile(Net(), backend=BACKEND, mode="max-autotun")(*batch())
         assert isinstance(caught.value.inner_exception, exc.UnknownModeError)
@@ -201,7 +201,7 @@ class TestOptions:
         [{"guard_filter_fn": lambda guards: [False] * len(guards)}, {"use_aoti": True}],
         ids=lambda options: next(iter(options)),
     )
-    def test_those_of_torch_compile_itself(self, options: dict[str, Any]) -> None:
+    def test_options_of_torch_compile_itself(self, options: dict[str, Any]) -> None:
         """torch.compile removes them before a backend sees them; use_aoti is for Inductor only."""
         check(torch.sin, batch, options=options)
 
@@ -213,7 +213,9 @@ class TestOptions:
             ("enabled", 3, exc.BadOptionError),
         ],
     )
-    def test_bad_ones_are_refused(self, option: str, value: object, error: type[Exception]) -> None:
+    def test_invalid_options_are_rejected(
+        self, option: str, value: object, error: type[Exception]
+    ) -> None:
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
             torch.compile(Net(), backend=BACKEND, options={option: value})(*batch())
         assert isinstance(caught.value.inner_exception, error)

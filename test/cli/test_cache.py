@@ -38,7 +38,7 @@ def report(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, obj
     return fields
 
 
-def test_info_says_where_and_how_much(
+def test_info_reports_folder_and_size(
     store: ArtifactStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, 2)
@@ -54,13 +54,13 @@ def test_info_says_where_and_how_much(
     assert "2 artifacts, 0.5 MiB, of at most 2.0 MiB" in capsys.readouterr().out
 
 
-def test_looking_makes_no_folder(store: ArtifactStore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_creates_no_folder(store: ArtifactStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(capsys=capsys)["entries"] == 0
     assert report("clear", capsys=capsys)["removed_entries"] == 0
     assert not store.folder.exists()
 
 
-def test_clear_leaves_what_is_being_read(
+def test_clear_keeps_entries_in_use(
     store: ArtifactStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(store, 3)
@@ -72,7 +72,7 @@ def test_clear_leaves_what_is_being_read(
     assert store.usage() == Usage(0, 0)
 
 
-def test_it_says_that_the_cache_is_off(
+def test_info_reports_a_disabled_cache(
     store: ArtifactStore,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +83,7 @@ def test_it_says_that_the_cache_is_off(
     assert "disabled by  INDUCTOR_EXT_ARTIFACT_CACHE" in capsys.readouterr().out
 
 
-def test_a_size_that_cannot_be_read_is_an_error(
+def test_an_unreadable_size_is_an_error(
     store: ArtifactStore,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -63,7 +63,7 @@ class TestBuild:
             ("bias+residual", lambda x, w, b, r: functional.linear(x, w, b) + r),
         ],
     )
-    def test_kernels_are_those_that_a_compile_asks_for(
+    def test_kernels_match_those_of_a_compile(
         self, epilogue: str, function: Callable[..., Any]
     ) -> None:
         graph = lowered_graph(
@@ -77,7 +77,7 @@ class TestBuild:
         )
         assert list(cutlass.trace_problems("bf16", "rc", epilogue, SIZES)) == [kernel_problem]
 
-    def test_classes_are_multiplied(
+    def test_options_are_combined(
         self, store: ArtifactStore, capsys: pytest.CaptureFixture[str]
     ) -> None:
         classes = ["--dtype", "bf16,fp8", "--epilogue", "none,bias+relu", "--kernels", "1"]
@@ -98,7 +98,7 @@ class TestBuild:
     @pytest.mark.parametrize(
         ("arch", "part"), [("sm_80", "bf16_s16816gemm"), ("86", "bf16_s16816gemm")]
     )
-    def test_older_architectures_have_kernels_of_their_own(
+    def test_older_architectures_have_other_kernels(
         self, arch: str, part: str, store: ArtifactStore
     ) -> None:
         parser = cutlass.argparse.ArgumentParser()
@@ -136,7 +136,7 @@ class TestBuild:
             ),
         ],
     )
-    def test_what_cannot_be_built_is_said_with_what_can(
+    def test_invalid_choices_list_the_valid_ones(
         self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main.main(["cutlass", "build", *arguments, "--dry-run"]) == 2
@@ -146,12 +146,12 @@ class TestBuild:
         assert "H100" not in error.partition("Give")[2] or "--arch" not in arguments
 
     @pytest.mark.parametrize("option", ["--kernels", "--jobs"])
-    def test_numbers_begin_at_one(self, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_counts_must_be_positive(self, option: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
             main.main(["cutlass", "build", "--arch", "90", option, "0", "--dry-run"])
         assert f"argument {option}: '0' is not an integer of at least 1" in capsys.readouterr().err
 
-    def test_what_is_there_is_not_built_again_and_needs_no_nvcc(
+    def test_stored_kernels_are_not_rebuilt_and_need_no_nvcc(
         self,
         store: ArtifactStore,
         capsys: pytest.CaptureFixture[str],

@@ -128,9 +128,7 @@ def words(line: str) -> list[str]:
 # inspect
 
 
-def test_inspect_says_how_a_model_is_called(
-    package: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_describes_the_signature(package: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "inspect", package)
     assert code == 0
     lines = [words(line) for line in out.splitlines()]
@@ -147,7 +145,7 @@ def test_inspect_says_how_a_model_is_called(
         assert words(line) in lines
 
 
-def test_inspect_says_what_a_package_is_made_of(
+def test_inspect_lists_the_files_of_a_package(
     package: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out = run(capsys, "inspect", package, "--top", "2")
@@ -171,7 +169,7 @@ def test_inspect_says_what_a_package_is_made_of(
     assert "runs here    no: it was compiled for torch 2.0.1, and this is torch" in out
 
 
-def test_inspect_prints_all_of_it_as_json(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_json(package: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "inspect", package, "--json")
     report = json.loads(out)
     assert code == 0
@@ -209,7 +207,7 @@ def test_inspect_reads_an_unpacked_folder(
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_what_cannot_be_read_ends_with_2(
+def test_unreadable_packages_exit_with_2(
     command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.pt2"
@@ -220,7 +218,7 @@ def test_what_cannot_be_read_ends_with_2(
     assert out.startswith(f"inductor-ext: The package {path} is damaged or unsafe: it is not a zip")
 
 
-def test_inspect_refuses_a_signature_that_is_none(
+def test_inspect_rejects_an_invalid_signature(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def change(changed: dict[str, Any]) -> None:
@@ -250,7 +248,7 @@ def test_verify_reads_every_file(package: str, capsys: pytest.CaptureFixture[str
     assert out.rstrip().endswith("intact by SHA-256")
 
 
-def test_verify_says_that_inductors_have_no_digests(
+def test_verify_reports_missing_digests_of_inductor(
     stock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out = run(capsys, "verify", stock)
@@ -258,7 +256,7 @@ def test_verify_says_that_inductors_have_no_digests(
     assert "intact by CRC-32; compiled by Inductor (default)" in out
 
 
-def test_an_exported_program_is_not_taken_for_a_package(
+def test_an_exported_program_is_not_a_package(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "exported.pt2"
@@ -288,9 +286,7 @@ def test_verify_finds_every_damaged_file(
             assert "is damaged" in out or "not the one that it was written with" in out
 
 
-def test_verify_finds_files_that_nobody_lists(
-    package: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_finds_unlisted_files(package: str, capsys: pytest.CaptureFixture[str]) -> None:
     with zipfile.ZipFile(package, "a") as opened:
         opened.writestr("net/data/aotinductor/model/more.so", b"x")
     code, out = run(capsys, "verify", package)
@@ -307,7 +303,7 @@ def test_equal_packages_do_not_differ(
     assert run(capsys, "diff", package, other(tmp_path, lambda changed: None)) == (0, "")
 
 
-def test_hashed_names_are_no_difference(
+def test_hashes_in_names_are_not_differences(
     package: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     renamed = {name.replace("a2", "b3"): data for name, data in ENTRIES.items()}
@@ -317,7 +313,7 @@ def test_hashed_names_are_no_difference(
     assert run(capsys, "diff", package, str(path)) == (0, "")
 
 
-def test_differences_are_named_by_their_place(
+def test_differences_have_a_path(
     package: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def change(changed: dict[str, Any]) -> None:
@@ -348,7 +344,7 @@ def test_differences_are_named_by_their_place(
     assert {"place": "versions.torch", "before": "2.0.1", "after": "2.13.0"} in json.loads(out)
 
 
-def test_packages_of_both_kinds_are_compared_by_files(
+def test_packages_without_manifest_are_compared_by_files(
     package: str, stock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out = run(capsys, "diff", stock, package)

@@ -53,7 +53,7 @@ class TestCommandLine:
         assert printed.out == ""
         assert f"unknown command {word!r}. {hint}" in printed.err
 
-    def test_every_command_keeps_to_the_protocol(self) -> None:
+    def test_every_command_has_add_arguments_and_run(self) -> None:
         for name in main.COMMANDS:
             module = importlib.import_module(f"inductor_ext.cli.{name}")
             module.add_arguments(argparse.ArgumentParser())
@@ -91,7 +91,7 @@ class TestOwnCommand:
         assert "usage: inductor-ext own" in printed
         assert "--count COUNT" in printed
 
-    def test_our_error_is_one_line(
+    def test_an_extension_error_is_one_line(
         self, command: types.SimpleNamespace, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def run(arguments: argparse.Namespace) -> int:

@@ -72,7 +72,7 @@ class TestCommand:
             ('{"schema": 1, "records": [], "measured": [{}]}', "measured: "),
         ],
     )
-    def test_what_cannot_be_read_is_named_before_anything_is_written(
+    def test_unreadable_files_are_named_before_writing(
         self,
         tmp_path: pathlib.Path,
         capsys: pytest.CaptureFixture[str],
@@ -99,7 +99,7 @@ class TestCommand:
         ],
     )
     @pytest.mark.usefixtures("log")
-    def test_files_that_are_not_there(
+    def test_missing_files_are_named(
         self,
         tmp_path: pathlib.Path,
         monkeypatch: pytest.MonkeyPatch,

@@ -51,7 +51,7 @@ def test_json_has_its_six_fields(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_text_says_the_same(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_output_agrees_with_json(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(table) == 0
     out = capsys.readouterr().out
     for words in ("buffers      3", "30 bytes", "1.0000 of the lower bound, verified"):
@@ -67,7 +67,7 @@ def test_an_empty_problem_is_planned(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (tmp_path / "out.csv").read_text() == "id,lower,upper,size,offset\n"
 
 
-def test_output_has_a_right_plan(table: Path, tmp_path: Path) -> None:
+def test_output_is_a_valid_plan(table: Path, tmp_path: Path) -> None:
     target = tmp_path / "plan.csv"
     assert plan(table, "--align", 64, "--output", target) == 0
     written = rows(target)
@@ -122,7 +122,7 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     return seen
 
 
-def test_far_from_the_bound_the_default_budget_grows(
+def test_default_budget_grows_far_from_the_bound(
     table: Path, budgets: list[dict[str, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plan(table, "--json") == 0
@@ -131,7 +131,7 @@ def test_far_from_the_bound_the_default_budget_grows(
     assert json.loads(capsys.readouterr().out)["ratio"] == 1.0
 
 
-def test_seed_and_iterations_are_taken_as_given(table: Path, budgets: list[dict[str, int]]) -> None:
+def test_seed_and_iterations_are_passed_on(table: Path, budgets: list[dict[str, int]]) -> None:
     assert plan(table, "--iterations", 7, "--seed", 3) == 0
     assert budgets == [{"iterations": 7, "seed": 3}]
 
@@ -158,7 +158,7 @@ def test_seed_and_iterations_are_taken_as_given(table: Path, budgets: list[dict[
         (TABLE + 'd,1,2,"3\n', ["line 5", "is not CSV"]),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named(
+def test_errors_in_a_file_are_named(
     content: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, target = tmp_path / "problem.csv", tmp_path / "plan.csv"

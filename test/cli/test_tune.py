@@ -71,9 +71,7 @@ def test_show_lists_by_environment(
     assert lines[-1] == f"2 measurements, folder {store.folder}"
 
 
-def test_show_gives_numbers_for_programs(
-    store: TuningDatabase, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_prints_json(store: TuningDatabase, capsys: pytest.CaptureFixture[str]) -> None:
     measured, imported = shown(capsys=capsys)
     assert imported == {
         "words": "mm 2049x4096x4096 bf16 rc",
@@ -122,7 +120,7 @@ def test_this_device_needs_a_gpu(
     assert [row["source"] for row in shown("--device", "this", capsys=capsys)] == ["measured"]
 
 
-def test_a_table_goes_to_another_machine(
+def test_a_table_is_imported_on_another_machine(
     store: TuningDatabase,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -146,7 +144,7 @@ def test_a_table_goes_to_another_machine(
     assert output.startswith("2 measurements: 0 new, 1 updated, 1 ignored")
 
 
-def test_import_of_anything_wrong_changes_nothing(
+def test_invalid_imports_change_nothing(
     store: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_table(tmp_path / "good.json", [entry(2)])
@@ -169,7 +167,7 @@ def test_import_into_a_folder_that_cannot_be_written_fails(
     assert "the folder cannot be written" in capsys.readouterr().err
 
 
-def test_what_is_done_in_part_fails_and_says_what_was_done(
+def test_partial_changes_fail_and_are_reported(
     store: TuningDatabase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # The fourth problem's file can neither be replaced nor removed.

@@ -225,7 +225,7 @@ RESULTS = [
 ]
 
 
-def test_journal_goes_on_where_it_was_cut(tmp_path: Path) -> None:
+def test_journal_continues_after_an_interruption(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     op_sweep.Journal(path, 3, restart=False).add(RESULTS)
     path.write_text(path.read_text()[:-10])
@@ -265,7 +265,7 @@ def test_reasons_hold_no_paths_and_no_addresses() -> None:
     assert op_sweep.reason(error) == "RuntimeError: in kernel.cpp:12 at 0x..."
 
 
-def test_committed_result_has_no_verdict_against_us() -> None:
+def test_committed_result_has_no_failure_of_the_extension() -> None:
     files = sorted(results_format.RESULTS.glob("op-sweep/*.json"))
     assert files, "run python -m test.fuzz.op_sweep --all"
     for file in files:

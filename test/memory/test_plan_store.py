@@ -33,7 +33,7 @@ class TestParse:
             plan_store.parse({**entry, **change})
         assert str(error.value) == why
 
-    def test_a_lifetime_backwards_is_named(self) -> None:
+    def test_a_negative_lifetime_is_named(self) -> None:
         entry = json.loads(json.dumps(SMALL.as_json()))
         entry["storages"][2]["end"] = 1
         with pytest.raises(ValueError, match=r"storages\[2\] has a negative size or lifetime"):
@@ -56,7 +56,7 @@ class TestStore:
         assert plan_store.load("fkey") is None
         assert plan_store.load("absent") is None
 
-    def test_a_folder_that_cannot_be_written_costs_a_warning(
+    def test_an_unwritable_folder_warns(
         self,
         monkeypatch: pytest.MonkeyPatch,
         tmp_path: pathlib.Path,

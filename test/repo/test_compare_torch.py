@@ -103,7 +103,7 @@ def summary(findings: list[Finding]) -> list[tuple[str, str]]:
 # --- the installed torch ------------------------------------------------------------------------
 
 
-def test_a_torch_does_not_differ_from_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_releases_have_no_findings(capsys: pytest.CaptureFixture[str]) -> None:
     assert compare_torch.main([str(INSTALLED), str(INSTALLED.parent), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["old"] == report["new"] == torch.__version__
@@ -328,7 +328,7 @@ def test_config_keys(tmp_path: Path, ours: str) -> None:
         "Hook('a', 'read', ('torch._inductor.ir.ExternKernel',), why, until='1.1')",
     ],
 )
-def test_a_guarded_name_is_listed_and_is_no_failure(tmp_path: Path, ours: str) -> None:
+def test_a_guarded_name_is_not_a_failure(tmp_path: Path, ours: str) -> None:
     findings = compared(tmp_path, f"from torch._inductor import ir\n{ours}", GONE)
     assert ("guarded", "torch._inductor.ir.ExternKernel") in summary(findings)
     assert not {finding.severity for finding in findings} & set(compare_torch.FAILING)
@@ -368,7 +368,7 @@ def test_classes_to_decide_about(tmp_path: Path) -> None:
     ]
 
 
-def test_new_names_beside_what_is_replaced(tmp_path: Path) -> None:
+def test_new_names_next_to_replaced_ones(tmp_path: Path) -> None:
     ours = "from torch._inductor import graph\ngraph.GraphLowering = f"
     changed = {
         **replaced(
@@ -396,7 +396,7 @@ def test_new_names_beside_what_is_replaced(tmp_path: Path) -> None:
         ("config.in_neither", "torch._inductor.config.in_neither"),
     ],
 )
-def test_what_cannot_be_followed_is_listed(tmp_path: Path, ours: str, path: str) -> None:
+def test_unresolved_uses_are_listed(tmp_path: Path, ours: str, path: str) -> None:
     ours = f"from torch._inductor import config\n{ours}"
     assert summary(compared(tmp_path, ours, {})) == [("unresolved", path)]
 
@@ -440,7 +440,7 @@ def test_the_command_prints_findings_by_severity(
     )
 
 
-def test_what_is_no_torch_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_folders_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = tmp_path / "torch-2.99.whl"
     wheel.touch()
     text = tmp_path / "text.txt"

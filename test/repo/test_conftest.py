@@ -131,7 +131,7 @@ def test_each_run_has_a_cache_folder_of_its_own_and_removes_it(suite: Path) -> N
     assert not any(os.path.exists(folder) for folder in folders)
 
 
-def test_a_cache_folder_given_from_outside_is_used_and_kept(suite: Path, tmp_path: Path) -> None:
+def test_a_cache_folder_of_the_environment_is_kept(suite: Path, tmp_path: Path) -> None:
     folder = tmp_path / "given"
     folder.mkdir()
     printed = run_pytest(suite, "test_cache.py", TORCHINDUCTOR_CACHE_DIR=str(folder))
@@ -234,7 +234,7 @@ def test_one_worker_runs_a_file(request: pytest.FixtureRequest) -> None:
     assert request.node.nodeid.endswith("@test/repo/test_conftest.py")
 
 
-def test_each_worker_begins_with_another_gpu(suite: Path) -> None:
+def test_each_worker_prefers_another_gpu(suite: Path) -> None:
     for worker, order in ((None, "4,7,5"), ("gw0", "4,7,5"), ("gw1", "7,5,4"), ("gw5", "5,4,7")):
         of = {} if worker is None else {"PYTEST_XDIST_WORKER": worker}
         printed = run_pytest(suite, "test_cache.py", CUDA_VISIBLE_DEVICES="4,7,5", **of)

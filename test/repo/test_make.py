@@ -106,7 +106,7 @@ def test_another_torch_is_noticed_in_both_directions(checkout: Path) -> None:
     assert len(installs(checkout)) == 4
 
 
-def test_a_set_up_that_failed_is_made_anew(checkout: Path) -> None:
+def test_a_failed_set_up_is_repeated(checkout: Path) -> None:
     broken = make(checkout, FAKE_PIP_FAILS_ON="tools.txt -r")
     assert broken.returncode != 0
     assert not list((checkout / ".venv").glob(".ready-*"))
@@ -187,7 +187,7 @@ def test_the_other_torch_is_installed_out_of_sight(tmp_path: Path) -> None:
     assert log == f"called venv {OTHER}\n"
 
 
-def test_a_missing_environment_is_reported_and_no_failure(tmp_path: Path) -> None:
+def test_a_missing_environment_is_not_a_failure(tmp_path: Path) -> None:
     run = run_ci(tmp_path, "venv")
     assert run.returncode == 0
     assert run.stdout.splitlines() == [
@@ -207,7 +207,7 @@ def test_a_kept_environment_is_brought_up_to_date(tmp_path: Path) -> None:
     assert not stamp.exists()
 
 
-def test_a_folder_that_cannot_be_made_is_no_failure(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_not_a_failure(tmp_path: Path) -> None:
     (tmp_path / "venvs").touch()
     run = run_ci(tmp_path)
     assert run.returncode == 0

@@ -161,7 +161,7 @@ def test_the_sdist_holds_what_tests_and_benchmarks_need(unpacked_sdist: Path) ->
 
 
 @needs_build_backend
-def test_metadata_states_version_licence_and_the_supported_torch(
+def test_metadata_has_version_license_and_torch_range(
     wheel_metadata: email.message.Message,
 ) -> None:
     assert wheel_metadata["Version"] == inductor_ext.__version__

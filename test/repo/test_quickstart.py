@@ -50,7 +50,7 @@ def test_pooling_against_float64() -> None:
     torch.testing.assert_close(pooled.double(), expected, rtol=0, atol=1e-7)
 
 
-def test_pooling_ignores_what_padding_holds() -> None:
+def test_pooling_ignores_padding() -> None:
     hidden = torch.ones(1, 4, 8)
     mask = torch.tensor([[1, 1, 0, 0]])
     clean = sentence_encoder.mean_pool(hidden, mask)
@@ -178,7 +178,7 @@ def test_without_its_packages_the_quickstart_ends_with_2(
     ("arguments", "why"),
     [(["--rounds", "0"], "--rounds"), (["--text", "one.txt"], "two sentences")],
 )
-def test_unusable_arguments_are_refused(
+def test_invalid_arguments_are_rejected(
     arguments: list[str],
     why: str,
     tmp_path: Path,

@@ -133,7 +133,7 @@ class TestReport:
         assert "torch.compile on CUDA no, missing: CUDA device, Triton, C compiler" in text
         assert text.endswith("The backend can compile here for: cpu.")
 
-    def test_no_line_is_long_for_want_of_wrapping(self, has: Callable[..., None]) -> None:
+    def test_long_lines_are_wrapped(self, has: Callable[..., None]) -> None:
         has("cc")
         for line in render(doctor.examine()).splitlines():
             assert len(line) <= 100 or not re.search(r"\S\s+\S", line[60:]), line
@@ -224,7 +224,7 @@ class TestTorchVersion:
 
 
 class TestSettings:
-    def test_shows_what_is_not_the_default(self) -> None:
+    def test_shows_settings_that_are_not_default(self) -> None:
         from inductor_ext import config
 
         with config.patch(fallback_to_eager=False, enabled=False):
@@ -233,7 +233,7 @@ class TestSettings:
         assert any("enabled=False" in remark for remark in report.remarks)
         assert "fallback_to_eager False" in flat(render(report))
 
-    def test_an_environment_that_cannot_be_read(self) -> None:
+    def test_an_invalid_environment_variable(self) -> None:
         done = doctor_process("doctor", "--json", environment={"INDUCTOR_EXT_ENABLED": "perhaps"})
         assert (done.returncode, done.stderr) == (1, "")
         report = json.loads(done.stdout)
@@ -242,7 +242,7 @@ class TestSettings:
         assert "INDUCTOR_EXT_ENABLED='perhaps'" in problem["why"]
         assert report["environment"]["INDUCTOR_EXT_ENABLED"] == "perhaps"
 
-    def test_variables_that_matter_and_no_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_relevant_variables_are_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("TORCH_LOGS", "TORCHINDUCTOR_MAX_AUTOTUNE", "CXX", "API_TOKEN"):
             monkeypatch.setenv(name, f"<{name}>")
         shown = doctor.examine().environment
@@ -273,9 +273,7 @@ class TestMismatches:
 
 
 class TestCaches:
-    def test_a_folder_that_is_not_there_yet(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_missing_cache_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = tmp_path / "not" / "yet"
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         inductor, triton = doctor.examine().caches
@@ -284,9 +282,7 @@ class TestCaches:
         assert inductor.free_bytes > 0
         assert list(tmp_path.iterdir()) == []
 
-    def test_size_counts_files_and_not_what_links_lead_to(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_size_ignores_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         cache = tmp_path / "cache"
         (cache / "ab").mkdir(parents=True)
         (cache / "one").write_bytes(b"x" * 1000)
@@ -297,7 +293,7 @@ class TestCaches:
         assert report.caches[0].size_bytes == 1500
         assert f"{cache} (1.46 KiB, writable" in flat(render(report))
 
-    def test_a_folder_that_cannot_be_made(
+    def test_an_unwritable_cache_folder(
         self, has: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         has()
@@ -310,7 +306,7 @@ class TestCaches:
         assert problem.install == "set TORCHINDUCTOR_CACHE_DIR to another folder"
         assert not report.ok
 
-    def test_a_file_system_that_runs_nothing(
+    def test_a_noexec_file_system(
         self, has: Callable[..., None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         has()
@@ -330,7 +326,7 @@ class TestCaches:
         }
         assert "mounted noexec" in flat(render(report))
 
-    def test_the_default_is_inductors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_default_cache_is_that_of_inductor(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -395,7 +391,7 @@ class TestRegistration:
         assert "no installed distribution registers this backend name" in problem.why
         assert not report.ok
 
-    def test_taken_by_somebody_else(
+    def test_registered_by_another_package(
         self, has: Callable[..., None], entries: Callable[..., None]
     ) -> None:
         has()

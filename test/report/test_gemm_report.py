@@ -134,7 +134,7 @@ def gate(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ w1) * (x @ w2)
 
 
-def test_a_kernel_that_could_have_been_is_named_with_the_reason() -> None:
+def test_a_rejected_kernel_has_a_reason() -> None:
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("it stands in for a GPU")
@@ -279,7 +279,7 @@ class Layers(nn.Module):
         return self.second(self.first(x))
 
 
-def test_matmuls_on_a_cpu_are_reported_as_inductors() -> None:
+def test_matmuls_on_a_cpu_use_inductor() -> None:
     module = Layers()
     compiled = torch.compile(module, backend="inductor_ext")
     x = torch.randn(4, 8)
@@ -300,7 +300,7 @@ def test_matmuls_on_a_cpu_are_reported_as_inductors() -> None:
         assert not compiles
 
 
-def test_it_counts_for_no_recompile_limit() -> None:
+def test_the_report_does_not_count_for_the_recompile_limit() -> None:
     def sequential(size: int) -> nn.Module:
         return nn.Sequential(nn.Linear(8, size, bias=False), nn.Sequential(nn.Linear(size, 8)))
 
@@ -320,7 +320,7 @@ def test_it_counts_for_no_recompile_limit() -> None:
     assert len(graphs) == 1
 
 
-def test_wrong_options_are_refused_before_anything_is_compiled() -> None:
+def test_invalid_options_are_rejected_before_the_compile() -> None:
     with events.capture(CompileRecord) as compiles:
         with pytest.raises(exc.UnknownOptionError, match="max_autotune"):
             inductor_ext.explain(Layers(), torch.randn(4, 8), options={"max_autotun": True})
@@ -360,7 +360,7 @@ def test_command_runs_a_program_as_it_is(
 PRODUCT = "import torch; torch.compile(lambda a: a @ a)(torch.ones(3, 3))\n"
 
 
-def test_an_unwritable_file_is_refused_before_the_program_runs(
+def test_an_unwritable_file_is_rejected_before_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, absent = tmp_path / "script.py", tmp_path / "absent" / "report.json"
@@ -372,7 +372,7 @@ def test_an_unwritable_file_is_refused_before_the_program_runs(
         assert f"{out}: cannot be written: " in output.err
 
 
-def test_what_a_program_exits_with_is_said(
+def test_the_exit_code_of_the_program_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = tmp_path / "script.py"
@@ -383,9 +383,7 @@ def test_what_a_program_exits_with_is_said(
     assert f"GEMMs of {script}: 1," in output.out
 
 
-def test_why_nothing_is_reported_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_report_has_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
     assert main.main(["explain", str(script)]) == 0
@@ -404,7 +402,7 @@ def test_a_program_needs_no_arguments(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err.endswith("arguments are required: SCRIPT\n")
 
 
-def test_a_program_that_fails_is_reported_until_then(
+def test_a_failing_program_is_reported_up_to_the_failure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -57,7 +57,7 @@ def overlapping(candidates: list[Rectangle]) -> list[tuple[Rectangle, Rectangle]
 
 class TestPicture:
     @pytest.mark.parametrize("seed", range(6))
-    def test_is_one_of_a_plan(self, seed: int) -> None:
+    def test_storages_do_not_overlap_in_the_drawing(self, seed: int) -> None:
         record = random_plan(60, 12, seed)
         html = MemoryReport("a <model> & more", (record,)).to_html()
         page, (svg,) = drawings(html)
@@ -102,7 +102,7 @@ class TestPicture:
             if part.offset is not None:
                 assert frame.bottom - drawn.bottom == pytest.approx(part.offset * scale, abs=SLACK)
 
-    def test_everything_has_words(self) -> None:
+    def test_every_element_has_a_title(self) -> None:
         html = MemoryReport("m", (SMALL,)).to_html()
         _, (svg,) = drawings(html)
         titles = [element.text or "" for element in svg.iter(f"{SVG}title")]
@@ -146,14 +146,14 @@ class TestPicture:
         counts = [int(match[1]) for text in rest if (match := re.match(r"(\d+) smaller", text))]
         assert sum(counts) + len(singles) == 10_000
 
-    def test_needs_nothing_else(self) -> None:
+    def test_the_page_is_self_contained(self) -> None:
         html = MemoryReport("m", (random_plan(30, 5, 1),)).to_html()
         addresses = set(re.findall(r"https?://[^\"'\s>]+", html))
         assert addresses == {"http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"}
         assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\(", html)
         assert "@media (prefers-color-scheme: dark)" in html
 
-    def test_modules_keep_their_colour_whatever_their_size(self) -> None:
+    def test_module_colors_do_not_depend_on_sizes(self) -> None:
         def colours(*sizes: int) -> dict[str, str]:
             names = ("embed", "layers.0", "layers.10", "layers.2", "head")
             record = plan(
@@ -184,7 +184,7 @@ class TestPicture:
         ]
         assert "2 other modules" in groups.legend()
 
-    def test_the_page_appears_whole_or_not_at_all(self, tmp_path: pathlib.Path) -> None:
+    def test_the_page_is_written_atomically(self, tmp_path: pathlib.Path) -> None:
         report = MemoryReport("m", (SMALL,))
         report.write_html(tmp_path / "a.html")
         assert (tmp_path / "a.html").read_text() == report.to_html()

@@ -216,7 +216,7 @@ class TestCompiled:
         assert [entry.name for entry in tmp_path.iterdir()] == ["program.pt2"]
 
     @pytest.mark.parametrize("target", [3, int, None])
-    def test_what_has_no_report(self, target: Any) -> None:
+    def test_other_targets_have_no_report(self, target: Any) -> None:
         with pytest.raises(exc.NotReportableError, match=type(target).__name__):
             memory_report.memory_report(target)
 

@@ -62,7 +62,7 @@ def file_of(store: ArtifactStore, key: str = KEY, name: str = "file") -> Path:
 # --- entries ---
 
 
-def test_what_is_published_is_found(store: ArtifactStore) -> None:
+def test_a_published_entry_is_found(store: ArtifactStore) -> None:
     assert content(store, KEY) is None
     put(store, KEY, b"one")
     put(store, KEYS[1], b"two")
@@ -180,7 +180,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("way", ["get", "fetch"])
-def test_a_damaged_entry_is_removed_and_built_anew(
+def test_a_damaged_entry_is_removed_and_rebuilt(
     store: ArtifactStore, tmp_path: Path, damage: str, way: str
 ) -> None:
     put(store, KEY)
@@ -195,7 +195,7 @@ def test_a_damaged_entry_is_removed_and_built_anew(
     assert content(store, KEY) == b"again"
 
 
-def test_an_entry_under_another_key_is_no_entry(store: ArtifactStore) -> None:
+def test_an_entry_under_another_key_is_ignored(store: ArtifactStore) -> None:
     put(store, KEY)
     os.rename(file_of(store).parent, file_of(store, KEYS[1]).parent)
     assert content(store, KEYS[1]) is None
@@ -218,7 +218,7 @@ def test_links_are_not_followed(store: ArtifactStore, tmp_path: Path) -> None:
 # --- size ---
 
 
-def test_what_was_used_least_recently_is_removed(tmp_path: Path) -> None:
+def test_least_recently_used_entries_are_removed(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path, 4_000)
     for index, key in enumerate(KEYS[:3]):
         put(store, key, bytes(1000))
@@ -230,7 +230,7 @@ def test_what_was_used_least_recently_is_removed(tmp_path: Path) -> None:
     assert store.usage().bytes <= store.max_bytes
 
 
-def test_what_is_being_read_stays(tmp_path: Path) -> None:
+def test_entries_in_use_are_kept(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path, LARGE)
     put(store, KEY)
     put(store, KEYS[1])
@@ -242,7 +242,7 @@ def test_what_is_being_read_stays(tmp_path: Path) -> None:
     assert store.usage() == Usage(0, 0)
 
 
-def test_what_is_being_built_stays(store: ArtifactStore) -> None:
+def test_entries_being_built_are_kept(store: ArtifactStore) -> None:
     with store.publish(KEY) as folder:
         (folder / "file").write_bytes(b"content")
         store.clear()
@@ -250,9 +250,7 @@ def test_what_is_being_built_stays(store: ArtifactStore) -> None:
     assert content(store, KEY) == b"content"
 
 
-def test_what_is_larger_than_the_store_drives_nothing_out(
-    tmp_path: Path, warnings: list[str]
-) -> None:
+def test_too_large_entries_evict_nothing(tmp_path: Path, warnings: list[str]) -> None:
     store = ArtifactStore(tmp_path, 2_000, lambda key, message: warnings.append(message))
     put(store, KEY, bytes(1000))
     put(store, KEYS[1], bytes(3000))
@@ -277,7 +275,7 @@ def degraded(store: ArtifactStore, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below", "/proc/nowhere"])
-def test_a_folder_that_cannot_be_made_is_no_cache(
+def test_a_missing_folder_disables_the_store(
     tmp_path: Path, warnings: list[str], folder: str
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -324,7 +322,9 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_is_no_cache(store: ArtifactStore, warnings: list[str], tmp_path: Path) -> None:
+def test_a_full_disk_disables_the_store(
+    store: ArtifactStore, warnings: list[str], tmp_path: Path
+) -> None:
     (tmp_path / "large").write_bytes(bytes(2**20))
     with file_size_limit(2**19):
         store.put(KEY, {"file": tmp_path / "large"})

@@ -48,7 +48,7 @@ def test_a_library_is_called_where_it_is_faster() -> None:
     assert all("tl.dot" not in kernel for kernel in lowered.kernels().values())
 
 
-def test_nothing_of_it_is_left_behind() -> None:
+def test_torch_is_restored_afterwards() -> None:
     lowered = fake_cuda.lower(lambda x: x + 1, ((8,), torch.float32))
     assert len(lowered.kernels()) == 1
     assert not torch.cuda.is_available()

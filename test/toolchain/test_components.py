@@ -18,14 +18,14 @@ from test.support.fake_toolchain import script
 
 
 class TestPart:
-    def test_require_names_why_and_what_to_do(self, machine: Path) -> None:
+    def test_require_raises_with_reason_and_remedy(self, machine: Path) -> None:
         with pytest.raises(exc.MissingToolchainError) as raised:
             components.probe("cxx").require()
         assert raised.value.fields["part"] == "C++ compiler"
         assert raised.value.fields["why"] == "g++ is not found on PATH"
         assert "apt-get install g++" in raised.value.fields["install"]
 
-    def test_require_is_content_with_what_is_there(self, machine: Path) -> None:
+    def test_require_accepts_an_available_component(self, machine: Path) -> None:
         script(machine / "bin" / "gcc", "echo gcc 1.2.3")
         assert components.probe("cc").require() is None
 
@@ -35,7 +35,7 @@ class TestPart:
         ):
             components.probe("gxx")
 
-    def test_a_probe_that_breaks_is_an_answer(
+    def test_an_exception_of_a_probe_is_reported(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def broken(program: str) -> None:
@@ -52,7 +52,7 @@ class TestPart:
             assert part.available == (part.why is None) == (part.install is None)
             assert "failed with" not in (part.why or ""), "a probe broke on this machine"
 
-    def test_texts_fit_the_sentences_they_are_put_into(self, machine: Path, site: Path) -> None:
+    def test_texts_are_sentence_fragments(self, machine: Path, site: Path) -> None:
         for part in components.probe_all().values():
             for text in filter(None, (part.why, part.install)):
                 assert text == text.strip()
@@ -69,7 +69,7 @@ class TestCaching:
         script(machine / "bin" / "g++", f"echo run >> {log}; echo g++ 9.9")
         return lambda: len(log.read_text().splitlines())
 
-    def test_asks_once(self, runs: Callable[[], int]) -> None:
+    def test_probes_once(self, runs: Callable[[], int]) -> None:
         assert components.probe("cxx") is components.probe("cxx")
         assert runs() == 1
 
@@ -79,7 +79,7 @@ class TestCaching:
         components.probe("cxx")
         assert runs() == 2
 
-    def test_an_environment_has_an_answer_of_its_own(
+    def test_results_are_cached_by_environment(
         self, runs: Callable[[], int], machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert components.probe("cxx").available
@@ -141,7 +141,7 @@ class TestFeatures:
             ("cuda_headers", {"cutlass-gemm", "aot-cuda", "aot-cuda-portable"}),
         ],
     )
-    def test_what_a_missing_part_costs(
+    def test_features_that_need_a_missing_component(
         self, lacking: Callable[..., dict[str, components.Feature]], part: str, lost: set[str]
     ) -> None:
         features = lacking(part)
@@ -151,12 +151,12 @@ class TestFeatures:
             assert features[name].why == f"{part.upper()}: no {part}"
             assert features[name].install == f"install {part}"
 
-    def test_needs_are_parts(self) -> None:
+    def test_needs_are_components(self) -> None:
         for feature in components.features():
             assert set(feature.needs) <= set(components.names())
             assert len(set(feature.needs)) == len(feature.needs)
 
-    def test_one_remedy_for_two_parts_is_said_once(self, machine: Path) -> None:
+    def test_one_remedy_for_two_components_is_shown_once(self, machine: Path) -> None:
         (cpu,) = (feature for feature in components.features() if feature.name == "cpu")
         assert {"cxx", "openmp"} <= set(cpu.missing)
         assert (cpu.install or "").count("apt-get install g++") == 1

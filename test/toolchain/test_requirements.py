@@ -38,7 +38,7 @@ def test_a_cpu_graph_runs_in_eager_mode(
     assert "\n" not in ours[0]
 
 
-def test_a_cpu_graph_is_refused_where_the_user_says_so(no_compiler: None) -> None:
+def test_a_cpu_graph_fails_without_fallback_to_eager(no_compiler: None) -> None:
     compiled = torch.compile(
         torch.sinh, backend="inductor_ext", options={"fallback_to_eager": False}
     )
@@ -120,7 +120,7 @@ class FakeParts:
         ("aot", {"cuda"}, "cuda_headers", "cuda_headers"),
     ],
 )
-def test_what_a_graph_needs(
+def test_requirements_of_a_graph(
     monkeypatch: pytest.MonkeyPatch, use: str, devices: set[str], absent: str, missing: str | None
 ) -> None:
     monkeypatch.setattr(components, "probe", FakeParts(absent))
@@ -131,7 +131,7 @@ def test_what_a_graph_needs(
             part.require()
 
 
-def test_every_need_is_a_part() -> None:
+def test_requirements_are_components() -> None:
     assert {name for needs in requirements.NEEDS.values() for name in needs} <= set(
         components.names()
     )
@@ -149,7 +149,7 @@ def test_every_need_is_a_part() -> None:
         ({"max_autotune": True}, {"cuda"}, "nothing", False),
     ],
 )
-def test_missing_cutlass_is_said_where_it_matters(
+def test_missing_cutlass_warns_if_requested(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     patches: dict[str, object],

@@ -314,7 +314,7 @@ def test_state_is_not_folded(device: str, option: str, caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("dtype", F8)
-def test_a_few_numbers_of_float8(device: str, dtype: torch.dtype) -> None:
+def test_small_float8_constants(device: str, dtype: torch.dtype) -> None:
     """Few enough for Inductor to inline them."""
     with torch.device(device):
         model = Buffers(lambda x, w: x + w.float(), w=torch.tensor([0.5, 1.0, 2.0]).to(dtype))
@@ -332,7 +332,7 @@ def test_a_few_numbers_of_float8(device: str, dtype: torch.dtype) -> None:
     ],
     ids=lambda configs: "_".join(str(value) for item in configs.items() for value in item),
 )
-def test_ways_to_store(device: str, configs: dict[str, Any]) -> None:
+def test_storage_options(device: str, configs: dict[str, Any]) -> None:
     model, args = layers(device)
     artifact = aot_util.compile_model(model, args, **configs)
     artifact.check(*args)

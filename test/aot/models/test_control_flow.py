@@ -323,7 +323,7 @@ def test_cond(conds: Bundle, name: str) -> None:
     conds.check(name)
 
 
-def test_cond_on_a_number_that_is_known_late(device: str) -> None:
+def test_cond_on_an_unbacked_scalar(device: str) -> None:
     def function(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         return torch.cond(n.item() > 2, lambda x: x + 1, lambda x: x * 2, (x,))
 
@@ -609,7 +609,7 @@ def test_scan(scans: Bundle, name: str) -> None:
     scans.check(name)
 
 
-def test_a_branch_that_returns_unwritten_memory_is_warned_of(
+def test_a_branch_that_returns_uninitialized_memory_warns(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """torch.export drops a Triton kernel whose only effect is the branch's result."""

@@ -341,7 +341,7 @@ for name in cases:
 @pytest.mark.skipif(
     "fbgemm" not in torch.backends.quantized.supported_engines, reason="torch without FBGEMM"
 )
-def test_a_packed_weight_is_no_memory_for_others() -> None:
+def test_a_packed_weight_is_not_reused_as_memory() -> None:
     """Its tensor's memory holds an object, whose destructor runs when the tensor goes.
 
     In a separate process, because overwriting the object causes a segmentation fault.

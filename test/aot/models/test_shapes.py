@@ -431,7 +431,7 @@ class NothingButAWeight(Weight):
 
 
 @pytest.mark.parametrize("kind", [NoArgument, NoOperator, NothingButAWeight])
-def test_graphs_of_almost_nothing(device: str, kind: type[Weight]) -> None:
+def test_trivial_graphs(device: str, kind: type[Weight]) -> None:
     if kind is NothingButAWeight and device != "cpu":
         pytest.skip("a graph without operators runs nowhere, and its weight is on a GPU")
     torch.manual_seed(0)

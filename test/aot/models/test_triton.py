@@ -88,7 +88,7 @@ def test_autotuned(kernels: Any, dynamic: bool) -> None:
         artifact.check(*tensors(2, rows, 50))
 
 
-def test_several_results_and_a_change_in_place(kernels: Any) -> None:
+def test_several_results_and_a_mutation(kernels: Any) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         total, difference = torch.empty_like(x), torch.empty_like(x)
         n = x.numel()
@@ -171,9 +171,7 @@ def test_a_kernel_in_a_cond(kernels: Any) -> None:
     artifact.check(no, x)
 
 
-def test_a_kernel_that_export_drops_is_warned_of(
-    kernels: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_kernel_that_export_drops_warns(kernels: Any, caplog: pytest.LogCaptureFixture) -> None:
     """torch.export returns a branch that returns the result of `empty_like`."""
 
     def function(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -208,7 +206,7 @@ def test_triton_operator(kernels: Any) -> None:
     aot_util.compile_model(lambda x, y: add(x, y) + 1, args).check(*args)
 
 
-def test_more_shared_memory_than_a_kernel_gets_unasked(kernels: Any) -> None:
+def test_shared_memory_above_the_default_limit(kernels: Any) -> None:
     """A launch has to request more than 48 KiB explicitly."""
 
     def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -222,7 +220,7 @@ def test_more_shared_memory_than_a_kernel_gets_unasked(kernels: Any) -> None:
     artifact.check(*args)
 
 
-def test_grids_larger_than_their_second_dimension_may_be() -> None:
+def test_grids_above_the_limit_of_the_second_dimension() -> None:
     """A transposed copy has a two-dimensional grid with at most 65535 blocks in the second."""
     shapes = ({0: Dim("rows", min=2, max=2**24)},)
     artifact = aot_util.compile_model(
@@ -279,7 +277,7 @@ def test_a_kernel_binary_that_is_missing(tmp_path: pathlib.Path) -> None:
     artifact.check(x)
 
 
-def test_every_kernel_that_was_tuned_is_packaged() -> None:
+def test_tuned_kernels_are_packaged() -> None:
     """Tuning compiles many kernels; the artifact contains only those that it launches."""
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten())
     model.append(nn.Linear(8 * 14 * 14, 32)).cuda().half()
@@ -298,7 +296,7 @@ def test_cpu_and_gpu_in_one_model() -> None:
 
 
 @two_gpus
-def test_a_device_that_is_not_the_default() -> None:
+def test_a_device_other_than_the_default() -> None:
     """Compiled on the second device and called while the first one is current."""
     model, x = layers("cuda:1")
     with torch.cuda.device(1):

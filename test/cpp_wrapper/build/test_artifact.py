@@ -45,7 +45,7 @@ class TestSharedObject:
         assert tied.library.stat().st_size < limit
         assert ".debug" not in elf("readelf", "-SW", str(tied.library))
 
-    def test_nothing_heavy_of_the_standard_library_is_in_it(self, tied: Built) -> None:
+    def test_no_regex_of_the_standard_library_is_in_it(self, tied: Built) -> None:
         # Bound to libtorch's own copies, these crash Inductor's artifacts at load.
         assert "basic_regex" not in elf("strings", "-a", str(tied.library))
         assert "regex" not in tied.code
@@ -98,7 +98,7 @@ class TestOtherWaysToCompile:
         torch.testing.assert_close(again.run([x])[0], model(x))
 
     @pytest.mark.parametrize("size", [4, 40])
-    def test_files_of_one_model_outlast_the_compile_of_another(
+    def test_files_survive_the_compile_of_another_model(
         self, size: int, tmp_path: pathlib.Path
     ) -> None:
         """The same code with other values: few are inlined, many are in the weights file."""
@@ -118,7 +118,7 @@ class TestOtherWaysToCompile:
             package_aoti(path, artifact_files)
             torch.testing.assert_close(inductor_ext.load(path)(x), model(x))
 
-    def test_line_tables_apart(self, tmp_path: pathlib.Path) -> None:
+    def test_line_tables_are_in_a_separate_file(self, tmp_path: pathlib.Path) -> None:
         model, x = torch.nn.ReLU(), torch.randn(9)
         path = str(tmp_path / "model.so")
         with activate.activate(aot_debug_info=True):
@@ -132,7 +132,7 @@ class TestOtherWaysToCompile:
         assert ".debug_line" not in sections
         assert ".debug_line" in elf("readelf", "-SW", f"{path}.debug")
 
-    def test_metadata_of_the_process_is_left_alone(self, tmp_path: pathlib.Path) -> None:
+    def test_metadata_of_the_process_is_unchanged(self, tmp_path: pathlib.Path) -> None:
         from torch._inductor import config
 
         before = dict(config.aot_inductor.metadata)
@@ -234,7 +234,7 @@ class TestBuilding:
         assert "/1.cpp is wrong" in caplog.text
         assert "aot_unit_size=0" in caplog.text
 
-    def test_an_error_of_the_program_is_told(self) -> None:
+    def test_an_error_of_the_program_is_raised(self) -> None:
         from torch._inductor.exc import CppCompileError
 
         for parts in (PARTS, [WHOLE]):

@@ -51,7 +51,7 @@ class TestAmalgamation:
         source = cmake_project.amalgamation(units, headers)
         assert source == "int b;\n#include <vector>\nint a;\nint x;\nint y;\n"
 
-    def test_what_is_not_ours_stays_included(self) -> None:
+    def test_other_headers_stay_included(self) -> None:
         text = '#include <a.h>\n#include "other.h"\n// #include "a.h"\n'
         assert cmake_project.amalgamation([text], {"a.h": "int a;\n"}) == text
 
@@ -94,7 +94,7 @@ class TestListing:
         assert '"${TORCH_LIBRARIES}"\n    "custom")' in text
         assert "CUDA" not in text
 
-    def test_the_weights_lie_beside_the_library(self) -> None:
+    def test_the_weights_are_next_to_the_library(self) -> None:
         text = cmake_project.cmake(PROJECT)
         assert '"${CMAKE_CURRENT_SOURCE_DIR}/net.bin"' in text
         assert "$<TARGET_FILE_PREFIX:net>$<TARGET_FILE_BASE_NAME:net>.weights" in text
@@ -116,7 +116,7 @@ class TestListing:
             assert f"\n            -gencode={option}\n" in text
         assert "CUDA::cudart_static" in text
 
-    def test_the_assembly_that_takes_kernels_in(self, tmp_path: pathlib.Path) -> None:
+    def test_the_assembly_that_embeds_kernels(self, tmp_path: pathlib.Path) -> None:
         for kernel, data in zip(KERNELS, (b"first", b"the second"), strict=True):
             (tmp_path / kernel.fatbin).write_bytes(data)
         (tmp_path / "kernels.S").write_text(cmake_project.kernels_assembly(KERNELS))
@@ -224,7 +224,7 @@ class TestPackage:
         constants = {item["fqn"]: item["shape"] for item in model["constants"]}
         assert constants == {"linear.weight": [12, 4], "linear.bias": [12], "scale": [12]}
 
-    def test_the_source_and_its_listing_suit_any_machine(self, artifact: Artifact) -> None:
+    def test_the_source_depends_on_no_machine(self, artifact: Artifact) -> None:
         with zipfile.ZipFile(artifact.path) as file:
             (path,) = [path for path in file.namelist() if path.endswith("CMakeLists.txt")]
             text = artifact.sources() + file.read(path).decode()
@@ -233,7 +233,7 @@ class TestPackage:
             assert f"{folder}/" not in text
         assert "#include <regex>" not in text
 
-    def test_loading_it_says_what_to_do(self, artifact: Artifact) -> None:
+    def test_loading_it_names_the_remedy(self, artifact: Artifact) -> None:
         message = r"sources of model 'model', no shared library\. .*cmake -S SOURCES -B build"
         with pytest.raises(exc.SourcesOnlyError, match=message):
             inductor_ext.load(artifact.path)
@@ -246,7 +246,7 @@ class TestPackage:
         assert "library      none: the package contains its sources" in out
         assert "linear.weight  float32  [12, 4]" in out
 
-    def test_they_are_kept_apart_from_libraries(self, device: str) -> None:
+    def test_source_packages_have_their_own_cache_key(self, device: str) -> None:
         model, x = layers(device)
         program = torch.export.export(model, (x,))
         digests = {
@@ -255,7 +255,7 @@ class TestPackage:
         }
         assert len(digests - {None}) == 2
 
-    def test_names_of_its_own_where_none_is_given(self, device: str) -> None:
+    def test_default_names_are_unique(self, device: str) -> None:
         model, x = layers(device)
         path = inductor_ext.aoti_compile_and_package(
             torch.export.export(model, (x,)), inductor_configs={**SOURCES, "artifact_cache": False}
@@ -267,7 +267,7 @@ class TestPackage:
             assert "add_library(aoti_model SHARED" in file.read(listing).decode()
 
     @pytest.mark.parametrize("option", ["allow_stack_allocation", "use_minimal_arrayref_interface"])
-    def test_options_that_inductor_alone_serves(self, option: str, tmp_path: pathlib.Path) -> None:
+    def test_options_that_only_inductor_supports(self, option: str, tmp_path: pathlib.Path) -> None:
         model, x = layers("cpu")
         path = inductor_ext.aoti_compile_and_package(
             torch.export.export(model, (x,)),
@@ -286,7 +286,7 @@ class TestPackage:
             assert ".weights" not in file.read(listing).decode()
         assert weights.stat().st_size == 4 * (48 + 16 + 12)
 
-    def test_a_name_that_another_model_had(self, device: str) -> None:
+    def test_a_name_of_another_model(self, device: str) -> None:
         """Inductor's cache folder keeps the first file written under a name, kernels included."""
         outputs: list[list[bytes]] = []
         for rows in (5, 7):
@@ -373,7 +373,7 @@ def library(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> pat
     reason="torch's cmake files look for the CUDA toolkit that torch was built with",
 )
 class TestByCMake:
-    def test_results_and_refusals(
+    def test_results_and_rejections(
         self,
         library: pathlib.Path,
         artifact: Artifact,
@@ -399,7 +399,7 @@ class TestByCMake:
         assert line.split()[-2] == "RW"
 
     @pytest.mark.skipif(platform.machine() != "x86_64", reason="Arm has no such levels")
-    def test_any_cpu_can_say_what_it_lacks(self, library: pathlib.Path) -> None:
+    def test_any_cpu_can_report_missing_features(self, library: pathlib.Path) -> None:
         functions = disassembled(library)
         early = {name: code for name, code in functions.items() if OLD_CPU.fullmatch(name)}
         assert len(early) >= 10
@@ -435,7 +435,7 @@ class TestByCMake:
 
 @pytest.mark.slow
 class TestByTheLoaderOfTorch:
-    def test_results_and_refusals(
+    def test_results_and_rejections(
         self, artifact: Artifact, device: str, capfd: pytest.CaptureFixture[str]
     ) -> None:
         check(torch._inductor.aoti_load_package(artifact.path), artifact, device, capfd)

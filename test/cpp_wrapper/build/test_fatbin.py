@@ -113,7 +113,7 @@ def test_machine_code_of_triton_is_not_compiled_again(
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
-def test_what_nvcc_says_is_in_the_error(tmp_path: pathlib.Path) -> None:
+def test_output_of_nvcc_is_in_the_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "kernel.ptx").write_text("no PTX")
     with pytest.raises(CUDACompileError, match=r"kernel\.ptx"):
         fatbin.build({"asm": str(tmp_path / "kernel.ptx")}, str(tmp_path / "kernel.fatbin"))

@@ -130,7 +130,7 @@ print(json.dumps([kinds, started, "torch._inductor.compile_fx" in sys.modules]))
 """
 
 
-def test_a_second_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
+def test_a_repeated_compile_runs_no_compiler(tmp_path: pathlib.Path) -> None:
     """Neither in this process nor in a new one, which does not even import Inductor's compiler.
 
     Uses the cache folder of all tests, in which the runtime is compiled already.
@@ -274,7 +274,7 @@ def test_a_compile_that_fails_leaves_nothing(
     assert state(program, tmp_path / "net.pt2", compiler) == "miss"
 
 
-def test_of_several_one_compiles(
+def test_one_of_several_processes_compiles(
     program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
 ) -> None:
     states: list[str] = []
@@ -318,7 +318,7 @@ def test_it_can_be_switched_off(
     assert compiler.calls == 6
 
 
-def test_what_has_no_key_is_compiled_each_time(
+def test_programs_without_key_are_compiled_each_time(
     program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
 ) -> None:
     path = tmp_path / "net.pt2"
@@ -333,7 +333,7 @@ def test_what_has_no_key_is_compiled_each_time(
     assert not folder.exists()
 
 
-def test_a_folder_of_no_use_is_said_once(
+def test_an_unusable_folder_warns_once(
     program: ExportedProgram, tmp_path: pathlib.Path, compiler: Compiler
 ) -> None:
     (tmp_path / "file").touch()
@@ -349,7 +349,7 @@ def test_a_folder_of_no_use_is_said_once(
     assert "artifacts are built without it" in message
 
 
-def test_the_store_is_as_the_settings_say(tmp_path: pathlib.Path) -> None:
+def test_the_settings_configure_the_store(tmp_path: pathlib.Path) -> None:
     ours = settings.Settings(artifact_cache_dir=str(tmp_path), artifact_cache_size="3 MiB")
     store = artifact_cache.open_store(ours)
     assert (store.folder, store.max_bytes) == (tmp_path, 3 * 2**20)

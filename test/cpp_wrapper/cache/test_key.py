@@ -291,7 +291,7 @@ def test_every_node_of_a_graph_counts(rich: ExportedProgram) -> None:
 
 
 @pytest.mark.parametrize("name", ["replacements", "var_to_range"])
-def test_what_is_known_of_symbols_counts(rich: ExportedProgram, name: str) -> None:
+def test_facts_about_symbols_count(rich: ExportedProgram, name: str) -> None:
     (env,) = {
         id(value.fake_mode.shape_env): value.fake_mode.shape_env
         for node in rich.graph.nodes
@@ -359,7 +359,7 @@ def test_options_of_the_compiler_count(base: ExportedProgram, name: str, value: 
     assert digest(base) == first
 
 
-def test_our_settings_and_source_count(base: ExportedProgram) -> None:
+def test_settings_and_source_of_the_extension_count(base: ExportedProgram) -> None:
     before = digest(base)
     assert digest(base, settings.Settings(memory_arenas="never")) != before
     assert digest(base, settings.Settings(event_log="somewhere")) == before
@@ -367,7 +367,7 @@ def test_our_settings_and_source_count(base: ExportedProgram) -> None:
         assert digest(base) != before
 
 
-def test_what_the_caller_adds_counts(base: ExportedProgram) -> None:
+def test_additions_of_the_caller_count(base: ExportedProgram) -> None:
     keys = [
         artifact_key.compute_key(base, SETTINGS, {}, extra)
         for extra in [(), ("a",), ("b",), (1, 2)]
@@ -433,7 +433,7 @@ STATES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_what_is_set_and_installed_counts(base: ExportedProgram, name: str) -> None:
+def test_process_state_and_software_count(base: ExportedProgram, name: str) -> None:
     before = digest(base)
     with STATES[name]():
         during = digest(base)
@@ -441,7 +441,7 @@ def test_what_is_set_and_installed_counts(base: ExportedProgram, name: str) -> N
     assert digest(base) == before
 
 
-def test_what_changes_no_code_does_not_count(base: ExportedProgram, tmp_path: Path) -> None:
+def test_options_that_change_no_code_do_not_count(base: ExportedProgram, tmp_path: Path) -> None:
     before = digest(base)
     with mock.patch.dict(os.environ, TORCH_LOGS="+inductor", TORCHINDUCTOR_CACHE_DIR=str(tmp_path)):
         assert digest(base, compile_threads=7) == before
@@ -472,7 +472,7 @@ def test_a_pass_without_uuid_gives_no_key(base: ExportedProgram) -> None:
     assert option in refusal(base, **{option: [Pass("1"), lambda graph: None]})
 
 
-def test_what_cannot_be_told_apart_has_no_key(base: ExportedProgram) -> None:
+def test_unidentifiable_objects_have_no_key(base: ExportedProgram) -> None:
     other = copy.copy(base)
     other._constants = {"object": object()}
     assert "builtins.object" in refusal(other)

@@ -51,7 +51,7 @@ def warned(caplog: pytest.LogCaptureFixture, repeated_warnings: None) -> Any:
         {"aot_inductor.enable_lto": True},
     ],
 )
-def test_options_that_change_the_frame_are_left_to_inductor(option: dict[str, Any]) -> None:
+def test_options_that_change_the_wrapper_use_inductor(option: dict[str, Any]) -> None:
     with V.set_graph_handler(GRAPH):
         assert cpp_wrapper.supported()
         with inductor_config.patch(option):
@@ -59,7 +59,7 @@ def test_options_that_change_the_frame_are_left_to_inductor(option: dict[str, An
 
 
 @writes_two
-def test_a_program_that_is_written_twice_is_for_inductor(warned: Any) -> None:
+def test_a_program_generated_twice_uses_inductor(warned: Any) -> None:
     """The program that runs during the compile has no model around it."""
     graph = SimpleNamespace(**{**vars(GRAPH), "is_dual_wrapper_mode": True})
     settings = config.snapshot({})

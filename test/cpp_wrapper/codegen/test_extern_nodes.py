@@ -31,7 +31,7 @@ def test_enumeration_values_for_executors_without_conversion() -> None:
 
 
 @pytest.mark.parametrize("takes_dtype", [False, True])
-def test_a_torch_that_numbers_dtypes_otherwise_is_refused(
+def test_a_torch_with_other_dtype_numbers_is_rejected(
     takes_dtype: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the artifact itself, because torch's loaders do not check its torch version."""

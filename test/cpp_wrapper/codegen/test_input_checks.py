@@ -320,12 +320,12 @@ def test_ranges_without_an_end_and_linear_sizes(library: Library, size: int) -> 
     assert (linear == "") == (size % 2 == 1)
 
 
-def test_names_are_written_as_they_are(library: Library) -> None:
+def test_names_are_written_unchanged(library: Library) -> None:
     message = library(number_of(ONE_DIMENSION["quoted"]), [torch.zeros(4)])
     assert message == "input 'é\"??/\\': dimension 0 is 4, and the artifact takes 3"
 
 
-def test_strides_that_nobody_uses_may_be_anything(library: Library) -> None:
+def test_unused_strides_are_not_checked(library: Library) -> None:
     assert library(0, [torch.zeros(8, 10), *right()[1:]]) == ""
     one = torch.empty_strided((3, 1), (2, 77))
     other = torch.empty_strided((1, 3), (99, 1))
@@ -338,7 +338,7 @@ def test_strides_that_nobody_uses_may_be_anything(library: Library) -> None:
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_formulas_mean_what_they_mean_in_python(library: Library, text: str) -> None:
+def test_formulas_have_python_semantics(library: Library, text: str) -> None:
     node = expression.parse(text)
     which = number_of(formula(text))
     for a in range(-7, 8):
@@ -359,7 +359,7 @@ def test_formulas_mean_what_they_mean_in_python(library: Library, text: str) -> 
 
 
 @pytest.mark.parametrize("text", ["a + b", "a*b", "a - b", "a // b", "a**3", "-a", "abs(a)"])
-def test_what_does_not_fit_into_64_bits_is_no_value(library: Library, text: str) -> None:
+def test_values_beyond_64_bits_are_rejected(library: Library, text: str) -> None:
     ends = [-(1 << 63), -(1 << 62) - 1, -1, 0, 1, (1 << 62) + 1, (1 << 63) - 1]
     which = number_of(formula(text))
     for a in ends:
@@ -373,7 +373,7 @@ def test_what_does_not_fit_into_64_bits_is_no_value(library: Library, text: str)
             assert (library(which, call) == "") == fits, (a, b)
 
 
-def test_random_calls_are_judged_as_by_the_oracle(library: Library) -> None:
+def test_random_calls_agree_with_the_oracle(library: Library) -> None:
     generator = random.Random(1)
     right = wrong = 0
     for which in range(len(SIGNATURES) - PROPERTIES, len(SIGNATURES)):
@@ -410,7 +410,7 @@ def test_dtypes_and_devices_have_the_numbers_of_the_c_interface() -> None:
         assert getattr(shim, f"aoti_torch_device_type_{name}")() == number
 
 
-def test_a_dtype_that_came_is_called_by_its_name(library: Library) -> None:
+def test_an_unexpected_dtype_is_named(library: Library) -> None:
     for name in input_checks.DTYPES:
         dtype = getattr(torch, name, None)
         if dtype is None or name.startswith("q") or name == "float32":
@@ -433,13 +433,15 @@ def test_a_dtype_that_came_is_called_by_its_name(library: Library) -> None:
         (Signature((tensor_input("x", (3,), device="abacus"),), ()), "its device is abacus"),
     ],
 )
-def test_what_cannot_be_checked_is_refused(signature: Signature, complaint: str) -> None:
+def test_signatures_that_cannot_be_checked_are_rejected(
+    signature: Signature, complaint: str
+) -> None:
     with pytest.raises(exc.UncheckableInputError) as raised:
         input_checks.render(signature)
     assert complaint in str(raised.value)
 
 
-def test_a_device_index_counts_where_there_are_several() -> None:
+def test_a_device_index_is_checked_if_there_are_several() -> None:
     one = Signature((tensor_input("x", (3,), device="cuda:1"),), ())
     both = Signature((tensor_input("y", (3,), device="cuda:0"), *one.inputs), ())
     assert "1, 6, 1, -1, Number::none" in input_checks.render(one)
@@ -447,7 +449,7 @@ def test_a_device_index_counts_where_there_are_several() -> None:
 
 
 @pytest.mark.gpu
-def test_tensors_have_to_be_on_the_model_s_device(tmp_path: pathlib.Path) -> None:
+def test_tensors_must_be_on_the_device_of_the_model(tmp_path: pathlib.Path) -> None:
     inputs = (tensor_input("x", (3,), device="cuda:0"), tensor_input("y", (3,)))
     check = Library([Signature(inputs, ())], tmp_path)
     host, device = torch.zeros(3), torch.zeros(3, device="cuda")

@@ -69,7 +69,7 @@ def apart(*declared: str, use: str) -> tuple[list[str], str, str]:
 
 
 class TestSize:
-    def test_a_small_program_stays_as_it_is(self) -> None:
+    def test_a_small_program_is_not_split(self) -> None:
         whole = program(*PROLOGUE, *MANY)
         assert whole.units(1000) == []
         assert small(whole, function=12) == []
@@ -79,7 +79,7 @@ class TestSize:
         assert len(whole.units(100)) > 1
         assert whole.units(0) == []
 
-    def test_functions_and_units_are_of_the_size_asked_for(self) -> None:
+    def test_functions_and_units_have_the_requested_size(self) -> None:
         units = small(program(*PROLOGUE, *MANY * 20), unit=60, function=10)
         assert len(units) == 1 + 4
         sizes = [body.count("use(") for body in functions(units).values()]
@@ -87,16 +87,16 @@ class TestSize:
         assert set(sizes) <= {9, 10, 11}
         assert [len(functions([unit])) for unit in units] == [0, 6, 6, 6, 6]
 
-    def test_a_program_of_a_unit_has_functions_in_it(self) -> None:
+    def test_a_single_unit_has_functions(self) -> None:
         (unit,) = small(program(*PROLOGUE, *MANY * 2), unit=1000, function=8)
         assert len(functions([unit])) == 3
 
-    def test_a_statement_with_many_inside_counts_as_many(self) -> None:
+    def test_nested_statements_count(self) -> None:
         block = f"if (s0 > 3) {{ {' '.join(MANY)} }}"
         units = small(program(*PROLOGUE, *(block,) * 4), unit=24, function=12)
         assert [body.count("if (s0") for body in functions(units).values()] == [1] * 4
 
-    def test_lines_are_those_of_the_whole_program(self) -> None:
+    def test_line_numbers_are_those_of_the_whole_program(self) -> None:
         whole = program(*PROLOGUE, *MANY, "RAIIAtenTensorHandle buf0(\n    nullptr);", *MANY)
         text = whole_text(whole)
         for unit in small(whole, path='/a "b"\\c.cpp'):
@@ -221,7 +221,7 @@ KINDS: dict[str, tuple[tuple[str, ...], str, str, str]] = {
 
 class TestKinds:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_what_crosses_functions(self, kind: str) -> None:
+    def test_variables_across_functions(self, kind: str) -> None:
         declared, use, declaration, binding = KINDS[kind]
         units, first, second = apart(*declared, use=use)
         assert declaration in first
@@ -229,7 +229,7 @@ class TestKinds:
         assert binding in before
         assert "// declared" not in run_of(units)
 
-    def test_what_is_declared_before_all_is_referred_to(self) -> None:
+    def test_earlier_declarations_are_referenced(self) -> None:
         units, _, second = apart("AtenTensorHandle x;", use="use(arg1_1, s0, arg0_1_size);")
         for name in ("arg1_1", "s0", "arg0_1_size"):
             assert f"auto& {name} = inductor_ext_frame.{name};" in second
@@ -237,7 +237,7 @@ class TestKinds:
         assert "int64_t& s0;" in units[0]
         assert "int64_t*& arg0_1_size;" in units[0]
 
-    def test_what_is_used_afterwards_in_run_impl_is_known_there(self) -> None:
+    def test_variables_used_later_in_run_impl_are_bound(self) -> None:
         barrier = "auto f = [&]() { return x; };"
         whole = program(*PROLOGUE, *MANY, "int64_t x = s0;", *MANY, barrier, "use(nullptr, f());")
         run = run_of(small(whole))
@@ -275,7 +275,7 @@ STAYING = (
 
 class TestBarriers:
     @pytest.mark.parametrize("statement", STAYING)
-    def test_what_is_not_understood_stays_in_place(self, statement: str) -> None:
+    def test_unrecognized_statements_stay_in_run_impl(self, statement: str) -> None:
         statements = (*PROLOGUE, *MANY, statement, *MANY)
         units = small(numbered(*statements))
         assert statement in run_of(units)
@@ -292,7 +292,7 @@ class TestBarriers:
             ("std::vector<int64_t> x{3};", "{ Guard inner(x[0]); }"),
         ],
     )
-    def test_what_uses_it_stays_as_well(self, declared: str, use: str) -> None:
+    def test_uses_of_unrecognized_statements_stay(self, declared: str, use: str) -> None:
         run = run_of(small(program(*PROLOGUE, *MANY, declared, *MANY, use, *MANY)))
         assert declared in run
         assert use in run
@@ -312,7 +312,7 @@ class TestBarriers:
             "}",
         ],
     )
-    def test_what_cannot_be_read_stays_whole(self, statement: str) -> None:
+    def test_unparsable_programs_are_not_split(self, statement: str) -> None:
         assert small(program(*PROLOGUE, *MANY, statement, *MANY)) == []
 
 
@@ -342,7 +342,7 @@ def test_every_statement_runs_once_and_in_order(
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 20), st.data())
-def test_a_damaged_program_is_no_error(seed: int, data: st.DataObject) -> None:
+def test_a_damaged_program_raises_no_error(seed: int, data: st.DataObject) -> None:
     statements = split_programs.Program(seed, 60).statements
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(statements) - 1))
@@ -367,7 +367,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_same_happens_whatever_throws(tools: tuple[str, pathlib.Path], seed: int) -> None:
+def test_the_trace_is_the_same_whatever_throws(tools: tuple[str, pathlib.Path], seed: int) -> None:
     """The same trace of calls, destructions and outputs, if nothing or any one call throws."""
     drawn = split_programs.Program(seed, 150)
     units = small(drawn.program, unit=50, function=10)

@@ -10,7 +10,7 @@ import pytest
 from inductor_ext.cpp_wrapper.codegen import upstream_fixes
 
 
-def test_launchers_of_triton_kernels_take_floats_as_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_launchers_take_floats_as_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch declares a float of the graph as int64_t: 0.5 would be 0."""
     from torch._inductor.codecache import CudaKernelParamCache
     from torch._inductor.utils import IndentedBuffer

@@ -60,7 +60,7 @@ RIGHT: dict[str, Call] = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_call_gives_eager_s_result(
+def test_a_valid_call_returns_the_result_of_eager(
     compiled: tuple[torch.nn.Module, Any], name: str
 ) -> None:
     model, loaded = compiled
@@ -136,14 +136,14 @@ WRONG: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call_is_refused_by_the_input_s_name(loaded: Callable[..., Any], name: str) -> None:
+def test_an_invalid_call_is_rejected_by_input_name(loaded: Callable[..., Any], name: str) -> None:
     (args, kwargs), message = WRONG[name]
     with pytest.raises(exc.InputMismatchError) as raised:
         loaded(*args, **kwargs)
     assert message in str(raised.value)
 
 
-def test_numbers_do_not_depend_on_the_default_device(loaded: Callable[..., Any]) -> None:
+def test_scalars_do_not_depend_on_the_default_device(loaded: Callable[..., Any]) -> None:
     args, kwargs = strict_call()
     expected = loaded(*args, **kwargs)
     with torch.device("meta"):
@@ -152,7 +152,7 @@ def test_numbers_do_not_depend_on_the_default_device(loaded: Callable[..., Any])
         loaded(*args, **kwargs)
 
 
-def test_tensors_that_a_transformation_wraps_are_refused(loaded: Callable[..., Any]) -> None:
+def test_tensors_wrapped_by_functorch_are_rejected(loaded: Callable[..., Any]) -> None:
     args, kwargs = strict_call()
 
     def call(fixed: torch.Tensor) -> Any:
@@ -164,7 +164,7 @@ def test_tensors_that_a_transformation_wraps_are_refused(loaded: Callable[..., A
         torch.func.vmap(call)(args[0].expand(2, 8, 4))
 
 
-def test_the_artifact_itself_refuses_it(loaded: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_artifact_itself_rejects_it(loaded: Any, capfd: pytest.CaptureFixture[str]) -> None:
     runner = torch._inductor.aoti_load_package(loaded.path)
     args, kwargs = strict_call()
     flat = [args[0], args[1], *args[2]["ids"], torch.tensor(4), kwargs["gated"]]
@@ -180,7 +180,7 @@ def test_the_artifact_itself_refuses_it(loaded: Any, capfd: pytest.CaptureFixtur
         assert message in str(raised.value) + capfd.readouterr().err
 
 
-def test_checks_can_be_left_out(tmp_path: pathlib.Path) -> None:
+def test_checks_can_be_disabled(tmp_path: pathlib.Path) -> None:
     class Double(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
@@ -195,14 +195,14 @@ def test_checks_can_be_left_out(tmp_path: pathlib.Path) -> None:
     assert loaded(torch.ones(16)).shape == (8,)
 
 
-def test_random_calls_are_right_or_refused(compiled: tuple[torch.nn.Module, Any]) -> None:
+def test_random_calls_are_correct_or_rejected(compiled: tuple[torch.nn.Module, Any]) -> None:
     tally = aot_input_fuzz.run(*compiled, calls=500, seed=0)
     assert tally.failures == []
     assert tally.right > 100
     assert tally.wrong > 100
 
 
-def test_random_calls_with_other_strides_are_right_or_refused(tmp_path: pathlib.Path) -> None:
+def test_random_strides_are_correct_or_rejected(tmp_path: pathlib.Path) -> None:
     compiled = aot_input_fuzz.EXAMPLES["strided"].compile(tmp_path)
     tally = aot_input_fuzz.run(*compiled, calls=500, seed=0)
     assert tally.failures == []
@@ -225,7 +225,7 @@ def test_nested_inputs_and_outputs_are_those_of_the_model(path: str, nested: Nes
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-def test_the_order_of_a_dicts_keys_means_nothing(path: str, nested: Nested) -> None:
+def test_the_order_of_dict_keys_is_ignored(path: str, nested: Nested) -> None:
     model = inductor_ext.load(path, "nested")
     (batch, *args), kwargs = nested_inputs()
     eager = nested(batch, *args, **kwargs)
@@ -308,7 +308,7 @@ def _no_bias(args: list[Any], kwargs: dict[str, Any]) -> None:
         (_with("more", 1), "more is not one of them"),
     ],
 )
-def test_a_wrong_part_of_a_nested_call_is_named(
+def test_an_invalid_leaf_of_a_nested_call_is_named(
     path: str, change: Callable[[list[Any], dict[str, Any]], None], words: str
 ) -> None:
     args, kwargs = nested_inputs()

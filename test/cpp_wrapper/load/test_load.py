@@ -40,9 +40,7 @@ def test_it_loads_a_file_a_folder_and_a_buffer(
         assert list(temporary.iterdir()) == []
 
 
-def test_a_model_outlives_what_it_came_from(
-    path: str, plain: Plain, tmp_path: pathlib.Path
-) -> None:
+def test_a_model_outlives_its_package(path: str, plain: Plain, tmp_path: pathlib.Path) -> None:
     copied = tmp_path / "copy.pt2"
     shutil.copy(path, copied)
     model = inductor_ext.load(copied)
@@ -78,7 +76,7 @@ def test_it_needs_neither_inductor_nor_a_compiler(
     assert run.stdout.splitlines()[-1] == "[]"
 
 
-def test_libraries_go_with_their_models(path: str) -> None:
+def test_libraries_are_unloaded_with_their_models(path: str) -> None:
     def libraries() -> int:
         return pathlib.Path("/proc/self/maps").read_text().count("wrapper.so")
 
@@ -99,7 +97,7 @@ def test_libraries_go_with_their_models(path: str) -> None:
         (("format",), 99, "has format 99"),
     ],
 )
-def test_what_does_not_fit_here_is_refused_at_once(
+def test_incompatible_packages_are_rejected(
     path: str, key: tuple[str, ...], value: object, words: str
 ) -> None:
     def change(content: dict[str, Any], entries: dict[str, bytes]) -> None:
@@ -138,7 +136,7 @@ def test_a_manifest_without_its_seal_is_refused(path: str, tmp_path: pathlib.Pat
         inductor_ext.load(copied)
 
 
-def test_packages_without_manifest_are_not_inductors(
+def test_sources_without_manifest_are_not_loaded_by_inductor(
     path: str, tmp_path: pathlib.Path, temporary: pathlib.Path
 ) -> None:
     copied = tmp_path / "bare.pt2"
@@ -151,7 +149,7 @@ def test_packages_without_manifest_are_not_inductors(
     assert list(temporary.iterdir()) == []
 
 
-def test_libraries_that_the_system_refuses_are_told_of(
+def test_libraries_that_cannot_be_loaded_are_reported(
     path: str, temporary: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def change(content: dict[str, Any], entries: dict[str, bytes]) -> None:
@@ -173,7 +171,7 @@ def test_wrong_arguments_are_refused(path: str) -> None:
             inductor_ext.load(wrong)  # type: ignore[arg-type]
 
 
-def test_what_is_no_package_is_told_from_a_damaged_one(tmp_path: pathlib.Path) -> None:
+def test_other_files_are_distinguished_from_damaged_ones(tmp_path: pathlib.Path) -> None:
     with pytest.raises(exc.BadPackageError, match="has no file of a package in it"):
         inductor_ext.load(tmp_path)
     exported = tmp_path / "exported.pt2"
@@ -196,7 +194,7 @@ def test_inductor_loads_packages_of_the_extension(path: str, plain: Plain) -> No
 
 
 @pytest.mark.usefixtures("stock_loads")
-def test_inductor_loads_its_own_files_from_our_archive(
+def test_inductor_loads_its_own_files_from_a_rewritten_zip(
     stock_path: str, plain: Plain, tmp_path: pathlib.Path
 ) -> None:
     target = tmp_path / "rewritten.pt2"
@@ -262,7 +260,7 @@ def test_unsafe_names_never_reach_inductors_loader(stock_path: str, tmp_path: pa
 
 
 @pytest.mark.gpu
-def test_a_model_on_a_gpu_keeps_its_kernels_until_it_goes(
+def test_a_gpu_model_keeps_its_kernels_until_deleted(
     tmp_path: pathlib.Path, temporary: pathlib.Path
 ) -> None:
     plain = Plain().eval().cuda()
@@ -288,7 +286,7 @@ def test_a_model_on_a_gpu_keeps_its_kernels_until_it_goes(
 
 
 @pytest.mark.slow
-def test_damaged_packages_are_refused_or_right(tmp_path: pathlib.Path) -> None:
+def test_damaged_packages_are_rejected_or_correct(tmp_path: pathlib.Path) -> None:
     """See `test.fuzz.aot_packages`, whose command line runs more cases."""
     package = str(tmp_path / "net.pt2")
     artifact_fuzz.make_package(package)

@@ -18,7 +18,7 @@ from inductor_ext.cpp_wrapper.load.model import LoadedModel
 from test.support.loader_models import Plain, check, nested_inputs
 
 
-def test_a_failure_while_running_is_no_mismatch(
+def test_a_runtime_failure_is_not_an_input_mismatch(
     path: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = inductor_ext.load(path, "nested")
@@ -96,7 +96,7 @@ def test_a_model_may_call_python_while_threads_wait(
     assert run.returncode == 0, run.stderr
 
 
-def test_without_what_lets_threads_in_results_are_the_same(path: str, plain: Plain) -> None:
+def test_single_threaded_results_are_the_same(path: str, plain: Plain) -> None:
     check(inductor_ext.load(path, run_single_threaded=True), plain)
 
 

@@ -100,7 +100,7 @@ def test_calls_and_updates_have_the_code_of_their_reason(path: str) -> None:
     assert library_of(nested).last_error_code() is ErrorCode.FAILURE
 
 
-def test_a_library_without_error_codes_is_told_by_its_texts(path: str, plain: Plain) -> None:
+def test_libraries_without_error_codes_use_error_texts(path: str, plain: Plain) -> None:
     def rename(content: dict[str, Any], entries: dict[str, bytes]) -> None:
         for name in [name for name in entries if name.endswith(".so")]:
             old, new = b"inductor_ext_last_error_code", b"inductor_ext_last_error_kind"

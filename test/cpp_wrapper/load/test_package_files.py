@@ -19,7 +19,7 @@ from inductor_ext.cpp_wrapper.package import manifest, zip_reader
 from test.support.loader_models import Plain, changed, check
 
 
-def test_weights_are_mapped_where_they_lie(path: str, model: LoadedModel) -> None:
+def test_weights_are_mapped_from_the_package(path: str, model: LoadedModel) -> None:
     with zip_reader.open_package(path) as package:
         content = manifest.loads(package.read(manifest.PATH), path)
         place = package.locate(str(content.models["model"].weights))
@@ -47,7 +47,7 @@ def without_weights(path: str, tmp_path: pathlib.Path) -> tuple[str, str]:
     return str(package), str(weights_file)
 
 
-def test_weights_may_live_in_a_file_or_another_package(
+def test_weights_may_be_in_a_file_or_another_package(
     without_weights: tuple[str, str], path: str, plain: Plain
 ) -> None:
     package, weights_file = without_weights
@@ -122,7 +122,7 @@ def test_large_weights_are_verified_by_their_constants(
                 inductor_ext.load(damaged)
 
 
-def test_verification_can_be_left_out(path: str, plain: Plain, tmp_path: pathlib.Path) -> None:
+def test_verification_can_be_disabled(path: str, plain: Plain, tmp_path: pathlib.Path) -> None:
     """Without verification weights are not read before they are used."""
     damaged = tmp_path / "damaged.pt2"
     damaged.write_bytes(flipped(path, ".weights").getvalue())

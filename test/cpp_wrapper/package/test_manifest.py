@@ -82,7 +82,7 @@ def loads(value: object) -> manifest.Manifest:
     return manifest.loads(json.dumps(value).encode(), "net.pt2")
 
 
-def test_what_is_written_is_read() -> None:
+def test_a_manifest_is_written_and_read_back() -> None:
     data = manifest.dumps(MANIFEST)
     read = manifest.loads(data, "net.pt2")
     assert read == MANIFEST
@@ -111,7 +111,7 @@ def test_it_is_json_of_plain_names() -> None:
     }
 
 
-def test_what_a_later_version_adds_is_kept() -> None:
+def test_fields_of_later_versions_are_kept() -> None:
     later = content()
     later["signed_by"] = ["x"]
     later["models"]["model"]["streams"] = 2
@@ -123,7 +123,7 @@ def test_what_a_later_version_adds_is_kept() -> None:
     assert json.loads(manifest.dumps(read)) == later
 
 
-def test_defaults_stand_in_for_what_is_left_out() -> None:
+def test_missing_fields_have_defaults() -> None:
     read = loads(
         {
             "models": {"m": {"device": "cpu", "library": "x.so"}},
@@ -179,7 +179,7 @@ def test_a_missing_field_is_named(place: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"\xff", b"[]", b"null", b'{"format": NaN}', b"[" * 100_000]
 )
-def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+def test_other_content_is_rejected(data: bytes) -> None:
     with pytest.raises(exc.BadPackageError, match="its manifest is damaged"):
         manifest.loads(data, "net.pt2")
 
@@ -272,7 +272,7 @@ def test_another_torch_is_refused_by_name(compiled_with: str, installed: str, fi
     )
 
 
-def test_all_misfits_are_said_at_once() -> None:
+def test_all_misfits_are_reported_at_once() -> None:
     reason = misfit(MODEL, torch="2.11.0", cpu_features=frozenset())
     assert reason is not None
     assert "torch 2.11.0" in reason
@@ -323,7 +323,7 @@ def test_names_are_those_of_the_compiler() -> None:
     assert cpu_isa.parse_cpuinfo("model name: x\n") == frozenset()
 
 
-def test_levels_hold_those_below_them() -> None:
+def test_levels_include_lower_ones() -> None:
     names = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
     levels = [cpu_isa.features_of(name) for name in names]
     for lower, higher in itertools.pairwise(levels):

@@ -35,7 +35,7 @@ class TestWeightsOutside:
             torch.testing.assert_close(loaded(x), model(x))
         assert len(times) == 1, "the second compile has written the same weights again"
 
-    def test_not_given(self, tmp_path: pathlib.Path) -> None:
+    def test_missing_weights_file(self, tmp_path: pathlib.Path) -> None:
         path, file = str(tmp_path / "m.pt2"), tmp_path / "m.weights"
         inductor_ext.aoti_compile_and_package(
             torch.export.export(torch.nn.Linear(40, 30).eval(), (torch.randn(3, 40),)),
@@ -59,7 +59,7 @@ class TestWeightsOutside:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("name", ["absent/w", "."])
-    def test_where_no_file_can_be(self, tmp_path: pathlib.Path, name: str) -> None:
+    def test_invalid_weights_paths(self, tmp_path: pathlib.Path, name: str) -> None:
         program = torch.export.export(torch.nn.Linear(4, 3).eval(), (torch.randn(3, 4),))
         with (
             events.capture(CompileRecord) as compiles,
@@ -98,14 +98,14 @@ class TestSeveralModels:
             torch.testing.assert_close(stock.run([x])[0], model(x))
 
     @pytest.mark.parametrize("name", ["", "../up", "a b", 3])
-    def test_a_models_name_that_is_none(self, name: Any, tmp_path: pathlib.Path) -> None:
+    def test_invalid_model_names(self, name: Any, tmp_path: pathlib.Path) -> None:
         program = torch.export.export(torch.nn.ReLU(), (torch.randn(2),))
         with pytest.raises(exc.BadModelNameError):
             inductor_ext.aoti_compile_and_package({name: program}, package_path=tmp_path / "m.pt2")
         assert list(tmp_path.iterdir()) == []
 
 
-def test_packages_without_a_path_stay_apart() -> None:
+def test_packages_without_a_path_have_different_paths() -> None:
     """Two models with the same code and the same file names."""
     x = torch.randn(3, 16)
     models = [torch.nn.Linear(16, 16).eval() for _ in range(2)]

@@ -56,7 +56,7 @@ def refused(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("before", [0, 1, 100, PAD - 200, PAD - 150, PAD - 91, PAD - 90, PAD - 60])
-def test_chosen_entries_begin_at_a_page_wherever_they_stand(before: int) -> None:
+def test_aligned_entries_begin_at_a_page(before: int) -> None:
     entries = [("extra/a", b"x" * before, False), (WEIGHTS, b"w" * 100, True)]
     for length in range(
         6
@@ -205,7 +205,7 @@ def test_more_than_four_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
         "data/" + "a" * 256,
     ],
 )
-def test_no_name_leads_out(name: str) -> None:
+def test_names_cannot_lead_out_of_the_folder(name: str) -> None:
     with pytest.raises(ValueError, match="the name"):
         written([(name, b"", False)])
     if name and "\0" not in name:  # zipfile truncates names at a NUL
@@ -217,7 +217,7 @@ def test_no_name_leads_out(name: str) -> None:
         assert refused(file.getvalue()).startswith("the name ")
 
 
-def test_wrong_use_of_the_writer_is_refused() -> None:
+def test_misuse_of_the_writer_is_rejected() -> None:
     with pytest.raises(ValueError, match="there is an entry 'extra/a' already"):
         written([("extra/a", b"", False), ("extra/a", b"", False)])
     with pytest.raises(ValueError, match="gave 3 bytes and not 4"):
@@ -257,7 +257,7 @@ def test_torch_reads_it(package: bytes, tmp_path: pathlib.Path) -> None:
 # Reading
 
 
-def test_what_was_written_is_read(package: bytes, tmp_path: pathlib.Path) -> None:
+def test_a_written_package_is_read(package: bytes, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "net.pt2"
     path.write_bytes(package)
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()}
@@ -429,7 +429,7 @@ def test_an_archive_within_an_archives_end_is_refused(package: bytes) -> None:
     assert "end" in refused(package + package[-22:])
 
 
-def test_a_bomb_is_not_inflated() -> None:
+def test_a_zip_bomb_is_not_inflated() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("net/extra/bomb", bytes(64 << 20))
@@ -447,7 +447,7 @@ def test_a_bomb_is_not_inflated() -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "text", "folder"])
-def test_what_is_no_package_is_refused(kind: str, tmp_path: pathlib.Path) -> None:
+def test_other_files_are_rejected(kind: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x.pt2"
     if kind == "text":
         path.write_text("not a zip file at all, but long enough to be one")

@@ -182,7 +182,7 @@ updated.check()
 """
 
 
-def test_first_update_of_the_inactive_set_may_be_of_some(
+def test_first_update_of_the_inactive_set_may_be_partial(
     stored: Artifact, device: str, tmp_path: pathlib.Path
 ) -> None:
     """Constants that are not updated have the active set's values.
@@ -198,7 +198,7 @@ def test_first_update_of_the_inactive_set_may_be_of_some(
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_freed_inactive_set_comes_back(updated: Updated) -> None:
+def test_a_freed_inactive_set_can_be_updated(updated: Updated) -> None:
     updated.update(fresh(updated.active), inactive=True)
     updated.swap()
     updated.runner.free_inactive_constant_buffer()
@@ -233,7 +233,7 @@ def test_update_copies(updated: Updated) -> None:
     updated.check()
 
 
-def test_update_with_tensors_that_stay_the_callers(
+def test_update_with_user_managed_tensors(
     stored: Artifact, tmp_path: pathlib.Path, device: str
 ) -> None:
     updated = Updated(stored, tmp_path, (torch.randn(2, 4, device=device),))

@@ -99,9 +99,7 @@ class ExternalConstants:
 
 class TestExternalConstants:
     @pytest.mark.parametrize("folding", [False, True])
-    def test_the_model_uses_the_tensors_that_it_gets(
-        self, folding: bool, tmp_path: pathlib.Path
-    ) -> None:
+    def test_the_model_uses_external_tensors(self, folding: bool, tmp_path: pathlib.Path) -> None:
         torch.manual_seed(0)
         linear, x = torch.nn.Linear(16, 12), torch.randn(3, 16)
 
@@ -136,12 +134,12 @@ class TestExternalConstants:
         # Other containers have their own constants.
         torch.testing.assert_close(built.loaded(x), built.model(x))
 
-    def test_all_constants_have_to_be_there(self, tied: Built) -> None:
+    def test_all_constants_are_required(self, tied: Built) -> None:
         external = ExternalConstants(tied.library, {})
         assert external.code != 0
         assert "is not among the constants that the model was created with" in external.error
 
-    def test_a_model_with_weights_of_its_own_says_so(self, tied: Built) -> None:
+    def test_a_model_reports_its_own_weights(self, tied: Built) -> None:
         loaded, container = ctypes.c_bool(), ctypes.c_void_p(tied.loaded._container)
         library = tied.loaded._library._library
         query = library.AOTInductorModelContainerDidCallLoadConstants
@@ -162,7 +160,7 @@ class TestSharedObject:
         missing = declared_functions() - {line.split()[-1] for line in lines}
         assert missing == declared_functions() & OMITTED.keys()
 
-    def test_a_machine_without_the_features_is_told(self, tied: Built) -> None:
+    def test_missing_cpu_features_are_reported(self, tied: Built) -> None:
         library = ctypes.CDLL(str(tied.library))
         library.inductor_ext_missing_cpu_features.restype = ctypes.c_char_p
         assert library.inductor_ext_missing_cpu_features() == b""

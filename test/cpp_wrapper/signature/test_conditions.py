@@ -15,7 +15,7 @@ from test.support.checks_library import tensor_input
 from test.support.exported_programs import export
 
 
-def test_guards_that_come_later_are_added_once() -> None:
+def test_later_guards_are_added_once() -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
     signature = from_export.derive_signature(program)
     (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape

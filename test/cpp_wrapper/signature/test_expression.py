@@ -54,7 +54,7 @@ def test_python_and_cpp_have_the_same_opcodes_and_stack() -> None:
         "a*-1",
     ],
 )
-def test_expressions_are_shown_as_they_are_meant(text: str) -> None:
+def test_expressions_are_shown_unambiguously(text: str) -> None:
     node = expression.parse(text)
     assert expression.parse(expression.show(node)) == node
     names = expression.symbols(node)
@@ -63,7 +63,7 @@ def test_expressions_are_shown_as_they_are_meant(text: str) -> None:
         assert expression.evaluate(node, values) == int(eval(text, {}, values))
 
 
-def test_expressions_are_shown_in_words_of_the_model() -> None:
+def test_expressions_are_shown_with_input_names() -> None:
     node = expression.parse("(2*s0 + 1) // s1")
     names = {"s0": "x.size(0)", "s1": "n"}
     assert expression.show(node, names) == "(2*x.size(0) + 1) // n"
@@ -76,12 +76,12 @@ def test_expressions_are_shown_in_words_of_the_model() -> None:
         *("max()", "abs(1, 2)", "9223372036854775808", "(" * 300 + "a" + ")" * 300, "~a"),
     ],
 )
-def test_what_is_no_expression_is_refused(text: str) -> None:
+def test_other_text_is_rejected(text: str) -> None:
     with pytest.raises(exc.BadExpressionError):
         expression.parse(text)
 
 
-def test_a_program_that_needs_too_deep_a_stack_is_refused() -> None:
+def test_programs_with_too_deep_a_stack_are_rejected() -> None:
     deep: expression.Node = "a"
     for _ in range(expression.DEPTH - 1):
         deep = Apply("-", ("a", deep))

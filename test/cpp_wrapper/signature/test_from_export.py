@@ -66,7 +66,7 @@ def nested_program() -> ExportedProgram:
     )
 
 
-def test_inputs_have_the_model_s_names_and_paths(nested_program: ExportedProgram) -> None:
+def test_inputs_have_names_and_paths_of_the_model(nested_program: ExportedProgram) -> None:
     signature = from_export.derive_signature(nested_program)
     assert [(inp.name, inp.path) for inp in signature.inputs] == [
         ("x", "args[0]"),
@@ -175,13 +175,13 @@ def test_an_unknown_container_has_the_names_of_the_graph() -> None:
         ({"min": 0, "max": 9}, Range(0, 9)),
     ],
 )
-def test_ranges_are_export_s(limits: dict[str, int], expected: Range) -> None:
+def test_ranges_are_those_of_export(limits: dict[str, int], expected: Range) -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim("n", **limits)},))
     (derived,) = from_export.derive_signature(program).symbols.values()
     assert derived == expected
 
 
-def test_a_size_that_is_derived_alone_can_be_solved_for() -> None:
+def test_a_derived_size_without_its_symbol_is_solved() -> None:
     base = Dim("base", min=3, max=9)
     signature = from_export.derive_signature(
         export(lambda x: x + 1, torch.zeros(12, 1), shapes=({0: 4 * base},))
@@ -191,7 +191,7 @@ def test_a_size_that_is_derived_alone_can_be_solved_for() -> None:
     assert "Rule::solve" in input_checks.render(signature)
 
 
-def test_the_least_size_that_is_derived_alone_is_the_user_s() -> None:
+def test_the_minimum_of_a_derived_size_is_the_users() -> None:
     base = Dim("base", min=1, max=9)
     program = export(lambda x: x + 1, torch.zeros(13), shapes=({0: 4 * base + 1},))
     signature = from_export.derive_signature(program)
@@ -279,7 +279,7 @@ def test_asserts_on_sizes_are_checked_before_the_call() -> None:
     assert not accepts(signature, [torch.zeros(15)])
 
 
-def test_conditions_on_values_are_the_compiled_code_s_business() -> None:
+def test_conditions_on_values_are_checked_by_the_code() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         size = x.max().item()
         torch._check(size < 30)
@@ -299,7 +299,7 @@ def test_conditions_on_values_are_the_compiled_code_s_business() -> None:
         (torch.zeros(3, 1).expand(3, 7), torch.zeros(4, 1).expand(4, 5), torch.zeros(4, 5)),
     ],
 )
-def test_strides_follow_the_example_s(
+def test_strides_follow_the_example(
     tensor: torch.Tensor, right: torch.Tensor, wrong: torch.Tensor
 ) -> None:
     shapes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
@@ -310,7 +310,7 @@ def test_strides_follow_the_example_s(
     input_checks.render(signature)
 
 
-def test_a_number_that_varies_is_an_input() -> None:
+def test_a_dynamic_scalar_is_an_input() -> None:
     signature = from_export.derive_signature(
         export(
             lambda x, n: x[:n] * n, torch.zeros(30, 2), 5, shapes=({0: Dim.DYNAMIC}, Dim.DYNAMIC)
@@ -324,7 +324,7 @@ def test_a_number_that_varies_is_an_input() -> None:
     assert not accepts(signature, [torch.zeros(8, 2), torch.tensor(9)])
 
 
-def test_parameters_and_buffers_are_no_inputs() -> None:
+def test_parameters_and_buffers_are_not_inputs() -> None:
     model = torch.nn.BatchNorm1d(4)
     program = torch.export.export(model, (torch.zeros(3, 4),))
     signature = from_export.derive_signature(program)
@@ -332,7 +332,7 @@ def test_parameters_and_buffers_are_no_inputs() -> None:
     assert [output.path for output in signature.outputs] == [""]
 
 
-def test_an_object_is_refused_by_name() -> None:
+def test_an_object_is_rejected_by_name() -> None:
     program = export(lambda x: x + 1, torch.zeros(3))
     spec = program.graph_signature.input_specs[0]
     spec.arg = torch.export.graph_signature.CustomObjArgument("x", "test.Thing")

@@ -21,7 +21,7 @@ def asker(file: str) -> Callable[[Any], bool]:
     return ask
 
 
-def test_what_is_only_faster_restricts_no_size() -> None:
+def test_performance_guards_restrict_no_size() -> None:
     program = export(lambda x: x + 1, torch.zeros(4), shapes=({0: Dim.DYNAMIC},))
     signature = from_export.derive_signature(program)
     (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape

@@ -43,7 +43,7 @@ EXAMPLE = Signature(
 )
 
 
-def test_a_signature_comes_back_from_its_json() -> None:
+def test_a_signature_survives_json() -> None:
     text = json.dumps(EXAMPLE.to_json(), allow_nan=False)
     assert Signature.from_json(json.loads(text)) == EXAMPLE
 
@@ -109,9 +109,7 @@ def test_constants_keep_value_and_type(value: Any) -> None:
         (lambda s: s.update(in_spec=None), "signature.in_spec is None"),
     ],
 )
-def test_json_that_is_no_signature_is_refused_with_its_place(
-    change: Callable[[Any], Any], where: str
-) -> None:
+def test_invalid_json_is_rejected_with_its_place(change: Callable[[Any], Any], where: str) -> None:
     written = copy.deepcopy(EXAMPLE.to_json())
     changed = change(written)
     with pytest.raises(exc.BadSignatureError) as raised:

@@ -31,7 +31,7 @@ S, T = sympy.Symbol("s", integer=True, positive=True), sympy.Symbol("t", integer
         (functions.FloorToInt(functions.IntTrueDiv(S, T)), "s // t"),
     ],
 )
-def test_torch_s_expressions_have_the_same_value(expr: sympy.Basic, text: str | None) -> None:
+def test_expressions_of_torch_have_the_same_value(expr: sympy.Basic, text: str | None) -> None:
     node = symbolic.to_node(expr)
     if text is not None:
         assert expression.show(node) == text
@@ -43,6 +43,6 @@ def test_torch_s_expressions_have_the_same_value(expr: sympy.Basic, text: str | 
 
 
 @pytest.mark.parametrize("expr", [functions.FloatTrueDiv(S, T), S / 2, sympy.sqrt(S), sympy.pi])
-def test_what_is_not_of_integers_is_said(expr: sympy.Basic) -> None:
+def test_non_integer_operations_are_rejected(expr: sympy.Basic) -> None:
     with pytest.raises(ValueError, match="no operation on integers"):
         symbolic.to_node(expr)

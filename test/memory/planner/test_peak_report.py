@@ -42,7 +42,7 @@ class TestPeak:
         assert all(row.start <= step < row.end for row in rows)
         assert [row.bytes for row in rows] == sorted((r.bytes for r in rows), reverse=True)
 
-    def test_each_device_has_a_peak_of_its_own(self) -> None:
+    def test_each_device_has_its_own_peak(self) -> None:
         record = plan(
             (
                 storage("a", 100, 0, 1, device="cuda:0"),
@@ -57,7 +57,7 @@ class TestPeak:
         tables = peak_report.peak_table(record).split("\n\n")
         assert [table.split()[2] for table in tables] == ["cuda:0", "cpu"]
 
-    def test_long_texts_are_cut_where_they_say_least(self) -> None:
+    def test_long_texts_are_shortened(self) -> None:
         record = plan((storage("a", 1, 0, 1, operator="x" * 50, module="m." * 50 + "last"),))
         (row,) = peak_report.peak_table(record).splitlines()[2:-1]
         assert row.split()[-4:-2] == ["x" * 29 + "...", "..." + ("m." * 50 + "last")[-37:]]

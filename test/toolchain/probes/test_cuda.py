@@ -46,7 +46,7 @@ class TestNvcc:
         monkeypatch.setenv("CUDA_HOME", str(machine / "nowhere"))
         assert components.probe("nvcc").path == path
 
-    def test_something_else_of_that_name(self, machine: Path) -> None:
+    def test_another_program_of_that_name(self, machine: Path) -> None:
         script(machine / "bin" / "nvcc", "echo I compile nothing")
         why = components.probe("nvcc").why or ""
         assert "the output of nvcc --version is not that of nvcc: I compile nothing" in why
@@ -212,7 +212,7 @@ class TestCuda:
             "CUDA 13.0"
         )
 
-    def test_a_driver_of_the_same_major_release_will_do(self, gpu: pytest.MonkeyPatch) -> None:
+    def test_a_driver_of_the_same_major_release_is_enough(self, gpu: pytest.MonkeyPatch) -> None:
         import torch
 
         gpu.setattr(torch.version, "cuda", "13.2")
@@ -240,7 +240,7 @@ class TestCuda:
         part = components.probe("cuda")
         assert "7.0 or higher, and there is Fake GPU (compute capability 6.1)" in (part.why or "")
 
-    def test_torch_cannot_use_what_the_driver_shows(self, gpu: pytest.MonkeyPatch) -> None:
+    def test_torch_cannot_use_a_device_of_the_driver(self, gpu: pytest.MonkeyPatch) -> None:
         import warnings
 
         import torch

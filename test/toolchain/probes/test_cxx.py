@@ -39,7 +39,7 @@ class TestCxx:
             ("unreadable", "CXX names 'unreadable', which cannot be started "),
         ],
     )
-    def test_cxx_that_does_not_work(
+    def test_cxx_names_an_unusable_compiler(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch, cxx: str, why: str
     ) -> None:
         script(machine / "bin" / "ccache", "echo ccache 4")
@@ -54,7 +54,7 @@ class TestCxx:
         script(machine / "bin" / "g++", "exec /bin/sleep 20")
         assert "no output" in (components.probe("cxx").why or "")
 
-    def test_inductors_setting_counts_once_it_is_loaded(
+    def test_a_loaded_inductor_config_is_used(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = script(machine / "elsewhere" / "g++", "echo g++ 9.9")
@@ -135,9 +135,7 @@ class TestC:
         gcc = script(machine / "bin" / "gcc", "echo gcc 14")
         assert components.probe("cc").path == gcc
 
-    def test_cc_leaves_no_second_choice(
-        self, machine: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_cc_disables_the_search(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         script(machine / "bin" / "gcc", "echo gcc 14")
         monkeypatch.setenv("CC", "nonsense")
         assert components.probe("cc").why == "CC names 'nonsense', which is not found on PATH"
