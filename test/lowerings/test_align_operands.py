@@ -23,7 +23,7 @@ from inductor_ext.templates.triton import cost_model, ranking
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal, why_not
 from inductor_ext.templates.triton.search_space import candidates
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, kernel_interpreter
 from test.support.gemm_strategies import device
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -147,7 +147,7 @@ def modules() -> dict[str, fake_cuda.Lowered]:
 
 @pytest.fixture(scope="module")
 def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Tensor]:
-    return kernel_util.interpret_modules(
+    return kernel_interpreter.interpret_modules(
         {name: (module.code, inputs(name)) for name, module in modules.items()}
     )
 
@@ -174,7 +174,7 @@ def test_only_unaligned_operands_are_copied(
 def test_rows_that_are_known_only_at_run_time() -> None:
     with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: TILE):
         found = fake_cuda.lower(functional.linear, (("rows", 37), HALF), ((23, 37), HALF))
-    results = kernel_util.interpret_modules(
+    results = kernel_interpreter.interpret_modules(
         {
             str(rows): (found.code, [torch.ones(rows, 37).half(), torch.ones(23, 37).half()])
             for rows in (3, 50)
@@ -192,6 +192,6 @@ def test_batches_of_sizes_that_are_known_only_at_run_time(unknown: int) -> None:
         found = fake_cuda.lower(torch.bmm, ((3, m, k), HALF), ((3, k, n), HALF))
     m, k, n = (size if isinstance(size, int) else 41 for size in sizes)
     inputs = [torch.ones(3, m, k).half(), torch.ones(3, k, n).half()]
-    (result,) = kernel_util.interpret_modules({"all": (found.code, inputs)}).values()
+    (result,) = kernel_interpreter.interpret_modules({"all": (found.code, inputs)}).values()
     assert result.shape == (3, m, n)
     assert bool((result == k).all())

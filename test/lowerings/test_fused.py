@@ -21,7 +21,7 @@ from inductor_ext.hooks import scope
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.kernels import common, persistent_tma
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, generated_code, kernel_interpreter
 from test.support.matmul_lowering import lower as lower_by
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -125,7 +125,7 @@ def modules() -> dict[str, fake_cuda.Lowered]:
 
 @pytest.fixture(scope="module")
 def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Tensor]:
-    return kernel_util.interpret_modules(
+    return kernel_interpreter.interpret_modules(
         {
             name: (modules[name].code, inputs(shapes, dtype(name)))
             for name, (_, shapes, _) in FUNCTIONS.items()
@@ -216,7 +216,7 @@ def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str
     assert len(module.kernels()) == (1 if template == "gemv" else 2)
     x, n, w = inputs(shapes)
     given = [x * 5000, n.abs() + 15, w]
-    (found,) = kernel_util.interpret_modules({"": (module.code, given)}).values()
+    (found,) = kernel_interpreter.interpret_modules({"": (module.code, given)}).values()
     exact = function(*(item.double() for item in given))
     assert (found.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
@@ -230,7 +230,7 @@ def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
     module = lowered(function, shapes)
     assert sum("tl.dot" in source for source in module.kernels().values()) == 2
     given = inputs(shapes)
-    found = kernel_util.interpret_modules({"all": (module.code, given)})["all"]
+    found = kernel_interpreter.interpret_modules({"all": (module.code, given)})["all"]
     for ours, exact in zip(found, function(*(item.double() for item in given)), strict=True):
         assert (ours.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
@@ -261,7 +261,7 @@ def test_weights_in_both_orders_are_one_matmul_by_tma(reach: int) -> None:
         assert "JOINED : tl.constexpr = True" in code
         assert f"REACH : tl.constexpr = {reach}\n" in code
         work[function.__name__] = code, given
-    found = kernel_util.interpret_modules(work)
+    found = kernel_interpreter.interpret_modules(work)
     wide = [item.double() for item in given]
     for function in (gate_last, gate_first):
         exact = function(*wide)
@@ -307,7 +307,7 @@ def test_scales_and_biases_of_fp8() -> None:
         given = given[:4]
         work[f"{rows} unbiased"] = _scaled_module(unbiased, given), given
         expected[f"{rows} unbiased"] = products[0] - factors[0][2].double()
-    found = kernel_util.interpret_modules(work)
+    found = kernel_interpreter.interpret_modules(work)
     for name, exact in expected.items():
         # The interpreter cuts off what bfloat16 has no bits for.
         assert (found[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name
@@ -351,7 +351,7 @@ def test_group_scales_are_strided() -> None:
 
     a, b = (random(64, 64) - 1).to(fp8), (random(2, 64, 64) - 1).to(fp8).mT
     s, ends = random(64), torch.tensor([[24, 0], [64, 0]], dtype=torch.int32)[:, 0]
-    if not kernel_util.takes_strided_offsets():
+    if not generated_code.takes_strided_offsets():
         ends = ends.contiguous()
     scales = {"padded": random(2, 96)[:, :64], "one for all": random(1, 64).expand(2, 64)}
     work = {}
@@ -364,7 +364,7 @@ def test_group_scales_are_strided() -> None:
         lowered, _ = lower_by(lambda _: chosen, function, *seen)
         assert "extern_kernels." not in lowered.code
         work[name] = lowered.code, given
-    found = kernel_util.interpret_modules(work)
+    found = kernel_interpreter.interpret_modules(work)
     for name, t in scales.items():
         rows = (slice(0, 24), slice(24, 64))
         products = [a[row].double() @ b[g].double() * t[g] for g, row in enumerate(rows)]

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, generated_code, kernel_compiler, kernel_interpreter
 from test.support.matmul_lowering import lower
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -80,7 +80,7 @@ def modules() -> dict[str, fake_cuda.Lowered]:
 
 @pytest.fixture(scope="module")
 def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Tensor]:
-    return kernel_util.interpret_modules(
+    return kernel_interpreter.interpret_modules(
         {
             f"{name}, {which}": (modules[name].code, inputs(shapes, sizes))
             for name, (_, _, shapes) in CASES.items()
@@ -126,7 +126,7 @@ def test_sizes_of_one_symbol_are_decided_together() -> None:
     }
     # Rows of 32 elements are aligned for TMA, those of s elements are not.
     assert all((item.tma_obstacle is None) == (item.k == 32) for item in asked if item.m != 32)
-    assert kernel_util.dispatch_limits(lowered.code) == [64, 64]
+    assert generated_code.dispatch_limits(lowered.code) == [64, 64]
     assert sum("tl.dot" in source for source in lowered.kernels().values()) == 2
     assert lowered.code.count("extern_kernels.bmm(") == 2
 
@@ -147,7 +147,7 @@ def test_a_flattened_loop_over_an_unknown_k_feeds_warpgroups() -> None:
     lowered, _ = lower(
         lambda _: config, joined, (("m", "k", 8), torch.bfloat16), (("n", "k", 8), torch.bfloat16)
     )
-    found = kernel_util.compiled_module(lowered, config)
+    found = kernel_compiler.compiled_module(lowered, config)
     assert found.spills == 0
     assert found.ptx.count("wgmma.mma_async") >= 4
     assert found.ptx.count("cp.async.bulk.tensor") >= 6
@@ -164,10 +164,10 @@ def test_branches_read_the_layout_they_expect() -> None:
         return torch.cat([y, y @ w], -1)
 
     lowered, _ = lower(rule, function, (("m", 64), HALF), ((64, 32), HALF))
-    assert kernel_util.dispatch_limits(lowered.code) == [64]
+    assert generated_code.dispatch_limits(lowered.code) == [64]
     generator = torch.Generator().manual_seed(0)
     given = [torch.randn(shape, generator=generator).half() / 8 for shape in ((3, 64), (64, 32))]
-    found = kernel_util.interpret_modules({"module": (lowered.code, given)})["module"]
+    found = kernel_interpreter.interpret_modules({"module": (lowered.code, given)})["module"]
     expected = function(*(value.double() for value in given))
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-3)
 
@@ -184,7 +184,7 @@ def test_branches_know_scalars_read_at_run_time(dtype: torch.dtype) -> None:
 
     inputs = (("m", 64), HALF), ((64, 32), HALF), ((), dtype), ((), dtype)
     code = lower(rule, function, *inputs)[0].code
-    assert kernel_util.dispatch_limits(code) == [64]
+    assert generated_code.dispatch_limits(code) == [64]
     branches = re.findall(r"^def inductor_ext_rows_\d(?:.|\n)*?\n    return", code, re.M)
     assert len(branches) == 2
     for branch in branches:

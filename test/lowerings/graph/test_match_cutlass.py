@@ -16,7 +16,7 @@ from torch.nn import functional
 from inductor_ext import config
 from inductor_ext.autotune import accuracy, inductor_benchmark, reference
 from inductor_ext.hooks import scope
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, generated_code
 from test.support.cutlass_lowering import (
     GRAPHS,
     XW,
@@ -86,7 +86,7 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
 
 
 @pytest.mark.skipif(
-    not kernel_util.takes_strided_offsets(), reason="this torch takes no other offsets"
+    not generated_code.takes_strided_offsets(), reason="this torch takes no other offsets"
 )
 def test_the_ends_of_groups_are_neighbours(calls: list[Call]) -> None:
     function, (a, b, _), _ = GRAPHS["grouped"]

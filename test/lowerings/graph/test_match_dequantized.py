@@ -25,7 +25,7 @@ from inductor_ext.lowerings.graph.fusion_search import find_fusions
 from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, generated_code
 from test.support.dequant_checks import (
     BF16,
     BYTES,
@@ -330,7 +330,7 @@ class TestLowered:
         assert (
             code.count("PARTS : tl.constexpr = 3") == len(re.findall("def triton_gemm_", code)) == 2
         )
-        assert kernel_util.dispatch_limits(code, r"2\*s\d+") == [16, 64]
+        assert generated_code.dispatch_limits(code, r"2\*s\d+") == [16, 64]
 
     @pytest.fixture(scope="class")
     @staticmethod

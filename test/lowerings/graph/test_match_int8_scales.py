@@ -21,7 +21,7 @@ from inductor_ext.templates.fused_ops import Epilogue
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton.config import GemmConfig
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, kernel_compiler, kernel_interpreter
 
 TILE = GemmConfig("cp_async", 32, 32, 32, 2, 4)
 TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True)
@@ -101,7 +101,7 @@ def found() -> dict[str, tuple[Tensor, Tensor]]:
             assert code.count("'''") == 2, f"{name}: more than one kernel"
             work[f"{name}, {dtype}"] = code, given
             exact[f"{name}, {dtype}"] = function(*(item.double() for item in given))
-    results = kernel_util.interpret_modules(work)
+    results = kernel_interpreter.interpret_modules(work)
     return {name: (results[name], exact[name]) for name in work}
 
 
@@ -134,7 +134,7 @@ def test_rows_known_only_at_run_time() -> None:
         assert "RESCALED : tl.constexpr = True" in module.code
         work[asked.template] = module.code, [x, w, s, t]
         exact[asked.template] = function(*(item.double() for item in (x, w, s, t)))
-    for name, result in kernel_util.interpret_modules(work).items():
+    for name, result in kernel_interpreter.interpret_modules(work).items():
         assert (result.double() - exact[name]).abs().max() < 2e-6 * exact[name].abs().max()
 
 
@@ -194,7 +194,7 @@ def test_large_tiles_stay_in_registers(flatten: bool) -> None:
     ]
     with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: asked):
         module = fake_cuda.lower(lambda *x: dynamic(*x).to(torch.bfloat16), *given)
-    made = kernel_util.compiled_module(module, asked)
+    made = kernel_compiler.compiled_module(module, asked)
     assert made.spills == 0
     assert "wgmma.mma_async" in made.ptx
     assert ".s32.s8.s8" in made.ptx

@@ -30,7 +30,7 @@ from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton import cost_model, ranking, search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, kernel_compiler, kernel_interpreter
 from test.support.gemm_graphs import lowered_graph, tensor
 from test.support.gemm_strategies import device
 
@@ -314,7 +314,7 @@ def modules() -> dict[str, fake_cuda.Lowered]:
 
 @pytest.fixture(scope="module")
 def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Any]:
-    return kernel_util.interpret_modules(
+    return kernel_interpreter.interpret_modules(
         {name: (modules[name].code, inputs(name)) for name in FUNCTIONS}
     )
 
@@ -412,7 +412,7 @@ def test_nothing_spills(chosen: GemmConfig, rows: int) -> None:
     half = torch.bfloat16
     shapes = ((rows, 4096), half), ((14336, 4096), half), ((14336, 4096), half)
     module = lowered(lambda *args: quantized(gate(*args)), chosen, *shapes)
-    binary = kernel_util.compiled_module(module, chosen)
+    binary = kernel_compiler.compiled_module(module, chosen)
     assert binary.spills == 0
     problem = gate_problem(rows)
     assert legal(problem, chosen, H200)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from inductor_ext.lowerings.graph.fusion import is_closed, is_written_between
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
-from test.support import kernel_util
+from test.support import kernel_interpreter
 from test.support.gemm_graphs import lowered_graph, tensor
 from test.support.matmul_lowering import lower
 
@@ -127,13 +127,13 @@ def results() -> dict[str, Any]:
             for index, item in enumerate(given)
         ]
         for reorder in (False, True):
-            with kernel_util.interpretable():
+            with kernel_interpreter.interpretable():
                 lowered, asked = lower(
                     rule, function, *inputs, reorder_for_locality=reorder, triton__max_tiles=1
                 )
             assert asked
             jobs[f"{name}, {reorder}"] = lowered.code, [item.clone() for item in given]
-    return kernel_util.interpret_modules(jobs)
+    return kernel_interpreter.interpret_modules(jobs)
 
 
 @pytest.mark.parametrize("reorder", [False, True], ids=["", "reordered"])
@@ -219,7 +219,7 @@ def test_scaled_rows_of_unknown_number_are_one_region() -> None:
     lowered, asked = lower(rule, function, *inputs)
     assert any(item.epilogue.reductions for item in asked)
     x = values((40, 64))[0]
-    found = kernel_util.interpret_modules({"all": (lowered.code, [x, W])})["all"]
+    found = kernel_interpreter.interpret_modules({"all": (lowered.code, [x, W])})["all"]
     numbers, scales = function(x.double(), W.double())
     assert (found[0].double() - numbers).abs().max() <= 1
     assert torch.allclose(found[1].double(), scales.double(), rtol=2e-3)

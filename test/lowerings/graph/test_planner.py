@@ -22,7 +22,7 @@ from inductor_ext.templates.triton.config import GemmConfig
 pytest.importorskip("triton")
 
 from benchmarks.gemm.models import int8_linear
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, generated_code
 from test.support.matmul_lowering import TILE, layer, layer_inputs, lower, matrix, norm
 
 F = torch.nn.functional
@@ -185,7 +185,7 @@ class TestUnknownRows:
     ) -> None:
         lowered, _ = dispatched
         # Four products of the layer, each with three kernels.
-        assert kernel_util.dispatch_limits(lowered.code) == [16] * 4 + [256] * 4
+        assert generated_code.dispatch_limits(lowered.code) == [16] * 4 + [256] * 4
 
     def test_each_branch_has_its_kernel(
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]

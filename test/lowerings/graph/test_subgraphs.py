@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 
 from inductor_ext.lowerings.graph import post_grad_pass
 from inductor_ext.templates.triton.config import GemmConfig
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, kernel_interpreter
 from test.support.matmul_lowering import lower
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
@@ -105,7 +105,7 @@ def results() -> dict[str, list[Tensor]]:
         lowered, asked = lower(lambda _: TILE, function, *inputs, triton__max_tiles=1)
         assert any(item.parts for item in asked)
         jobs[name] = lowered.code, given
-    return kernel_util.interpret_modules(jobs)
+    return kernel_interpreter.interpret_modules(jobs)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 from inductor_ext import config
 from inductor_ext.hooks import scope
 from inductor_ext.lowerings.pointwise import erf
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, kernel_compiler, kernel_interpreter
 
 SIZE = 1 << 16
 
@@ -98,7 +98,7 @@ def test_the_kernel_computes_gelu() -> None:
     # The interpreter executes none of PTX's.
     code, times = re.subn(r"tl.inline_asm_elementwise\('{[^\[]*\[(\w+)\].*\)", r"tl.erf(\1)", code)
     assert times == 1
-    found = kernel_util.interpret_modules({"gelu": (code, [x])})["gelu"]
+    found = kernel_interpreter.interpret_modules({"gelu": (code, [x])})["gelu"]
     torch.testing.assert_close(found, functional.gelu(x.double()).float(), rtol=1e-5, atol=2e-7)
 
 
@@ -166,7 +166,7 @@ def arithmetic(name: str, source: str) -> int:
     from triton.compiler import ASTSource
 
     with tempfile.TemporaryDirectory() as folder:
-        kernel = kernel_util.load(name, source, Path(folder))
+        kernel = kernel_interpreter.load(name, source, Path(folder))
         signature = dict.fromkeys(kernel.arg_names, "*bf16")
         signature |= {"xnumel": "i32", "XBLOCK": "constexpr"}
         pointers = [i for i, name in enumerate(kernel.arg_names) if signature[name][0] == "*"]
@@ -180,7 +180,7 @@ def arithmetic(name: str, source: str) -> int:
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": 4},
         )
-    told = kernel_util.cuobjdump(binary.asm["cubin"], "-sass")
+    told = kernel_compiler.cuobjdump(binary.asm["cubin"], "-sass")
     found = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+([^;]*);", told, re.MULTILINE)
     return sum(text.split()[0] != "NOP" for text in found)
 

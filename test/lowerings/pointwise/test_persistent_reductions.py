@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from inductor_ext import _compat, config
 from inductor_ext.hooks import scope
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, kernel_interpreter
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="lowers as for a GPU")
 
@@ -174,7 +174,7 @@ def test_as_in_float64(function: Function) -> None:
     x = (torch.randn(11, 1500, generator=torch.Generator().manual_seed(0)) * 3 + 1).half()
     module = lowered(function, tuple(x.shape))
     assert kinds(module) == ["per"]
-    (found,) = kernel_util.interpret_modules({"": (module.code, [x])}).values()
+    (found,) = kernel_interpreter.interpret_modules({"": (module.code, [x])}).values()
     expected = function(x.double())
     assert (found.double() - expected).norm() <= 1e-3 * expected.norm()
 

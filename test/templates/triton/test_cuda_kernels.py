@@ -17,9 +17,9 @@ from inductor_ext.templates.tensors import EpilogueInput, Operand
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 from inductor_ext.templates.triton.kernels import persistent_tma
-from test.support import gpu_util, kernel_util
+from test.support import gpu_util, kernel_cases
 from test.support.gpu_util import device
-from test.support.kernel_util import Case
+from test.support.kernel_cases import Case
 
 pytestmark = pytest.mark.gpu
 
@@ -66,12 +66,12 @@ def error(case: Case, values: list[torch.Tensor] | None = None) -> float:
     if case.config.tma and device().capability < (9, 0):
         pytest.skip("TMA needs compute capability 9.0")
     assert legal(case.problem, case.config, device())
-    values = kernel_util.inputs(case, "cuda") if values is None else values
-    with kernel_util.lowering_of(case) as function:
+    values = kernel_cases.inputs(case, "cuda") if values is None else values
+    with kernel_cases.lowering_of(case) as function:
         found = torch.compile(function, fullgraph=True)(*values)
     if case.config.split_k > 1 and not case.config.fused_split_k:
         found = found.unflatten(-2, (case.config.split_k, -1)).sum(-3)
-    expected = kernel_util.reference(case, values)
+    expected = kernel_cases.reference(case, values)
     assert found.shape == expected.shape
     assert torch.isfinite(found).all()
     difference = torch.linalg.vector_norm(found.double() - expected)
@@ -208,8 +208,8 @@ def test_sums_are_added_up_in_one_launch(name: str) -> None:
 def product(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A compiled product, two sets of operands, and the results of each."""
     case = added_up(request.param)
-    operands = [kernel_util.inputs(case, "cuda", seed) for seed in range(2)]
-    with kernel_util.lowering_of(case) as function, gpu_util.compiling():
+    operands = [kernel_cases.inputs(case, "cuda", seed) for seed in range(2)]
+    with kernel_cases.lowering_of(case) as function, gpu_util.compiling():
         compiled = torch.compile(function, fullgraph=True)
         yield compiled, operands, [compiled(*operand).clone() for operand in operands]
 
@@ -281,7 +281,7 @@ def test_gates_far_from_what_they_gate(reach: int, flipped: bool) -> None:
     problem = mm(264, 400, 328, "float16", parts=(200, 200), epilogue=Epilogue(gated=True))
     case = Case(problem, TMA, {"ACTIVATION": "'silu'"})
     assert TMA.joins(problem)
-    a, *factors = kernel_util.inputs(case, "cuda")
+    a, *factors = kernel_cases.inputs(case, "cuda")
     space = torch.empty(2**30, dtype=torch.float16, device="cuda")
     begins = [8, 2**30 - factors[1].numel()]
     for i, begin in enumerate(reversed(begins) if flipped else begins):
@@ -408,9 +408,9 @@ def test_indices_beyond_32_bits() -> None:
         case = Case(
             mm((1 << 15) + 8, 1 << 16, 16, "float16"), replace(config, block_k=16, num_stages=2)
         )
-        values = kernel_util.inputs(case, "cuda")
+        values = kernel_cases.inputs(case, "cuda")
         assert legal(case.problem, case.config, device())
-        with kernel_util.lowering_of(case) as function:
+        with kernel_cases.lowering_of(case) as function:
             found = torch.compile(function, fullgraph=True)(*values)
         a, b = values
         for rows in (slice(0, 8), slice(-8, None)):

@@ -18,9 +18,9 @@ from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
 from inductor_ext.templates.triton.ranking import rank
 from inductor_ext.templates.triton.search_space import candidates
-from test.support import kernel_util
+from test.support import kernel_cases, kernel_compiler, kernel_interpreter
 from test.support.gemm_strategies import device
-from test.support.kernel_util import Case
+from test.support.kernel_cases import Case
 
 pytest.importorskip("triton")
 
@@ -220,15 +220,15 @@ def results() -> dict[str, torch.Tensor]:
         name: dataclasses.replace(item, options={**item.options, "BITS": False})
         for name, item in INTERPRETED.items()
     }
-    return kernel_util.interpret(plain)
+    return kernel_interpreter.interpret(plain)
 
 
 class TestNumerics:
     @pytest.mark.parametrize("name", INTERPRETED)
     def test_as_in_float64(self, name: str, results: dict[str, torch.Tensor]) -> None:
         each = INTERPRETED[name]
-        assert legal(kernel_util.as_bfloat16(each.problem), each.config, device("NVIDIA H200"))
-        expected = kernel_util.reference(each, kernel_util.inputs(each))
+        assert legal(kernel_cases.as_bfloat16(each.problem), each.config, device("NVIDIA H200"))
+        expected = kernel_cases.reference(each, kernel_cases.inputs(each))
         unit = expected.abs().max()
         assert (results[name].double() - expected).abs().max() < 2e-3 * unit
 
@@ -306,7 +306,7 @@ def joined(values: list[float], kind: str) -> int:
 
 def assembly(item: Case) -> str:
     """The inline assembly of a kernel, which may be there several times."""
-    (source,) = kernel_util.render(item).kernels().values()
+    (source,) = kernel_cases.render(item).kernels().values()
     (found,) = set(re.findall(r"inline_asm_elementwise\(((?:\s*\"[^\"]*\")+),", source))
     return "".join(re.findall(r"\"(.*)\"", found))
 
@@ -382,7 +382,7 @@ STREAM = GemmConfig("mixed", 16, 64, 128, 4, 2)
 STREAMED = GemmConfig("stationary", 8, 112, 2048, 1, 8, split_k=2, fused_split_k=True)
 
 
-def loop_of(found: kernel_util.Compiled) -> str:
+def loop_of(found: kernel_compiler.Compiled) -> str:
     """The PTX of the loop along K."""
     start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", found.ptx, re.MULTILINE | re.DOTALL)
     assert start is not None
@@ -429,7 +429,7 @@ class TestDirect:
         ids=["bytes", "pairs", "gated", "parts"],
     )
     def test_no_element_changes_its_thread(self, item: Case, capability: tuple[int, int]) -> None:
-        found = kernel_util.compiled(item, capability)
+        found = kernel_compiler.compiled(item, capability)
         assert found.spills == 0
         # What is added up at the end is all that is shared.
         assert found.shared == item.config.shared_memory(item.problem)
@@ -503,7 +503,7 @@ class TestStationary:
         ids=["bytes", "pairs", "16 rows", "gated"],
     )
     def test_rows_stay_in_registers(self, item: Case, capability: tuple[int, int]) -> None:
-        found = kernel_util.compiled(item, capability)
+        found = kernel_compiler.compiled(item, capability)
         assert found.spills == 0
         # For 8 rows an SM has two CTAs of 8 warps, or four of 4.
         assert found.registers <= 128 or item.config.block_m > 8
@@ -573,7 +573,7 @@ class TestCompiled:
         self.check(each, (9, 0))
 
     def check(self, item: Case, capability: tuple[int, int]) -> None:
-        found = kernel_util.compiled(item, capability)
+        found = kernel_compiler.compiled(item, capability)
         assert found.spills <= 16
         assert found.shared <= STREAM.shared_memory(item.problem)
         loop = loop_of(found)

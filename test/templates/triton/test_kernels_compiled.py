@@ -21,10 +21,11 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
-from test.support import kernel_util
+from test.support import kernel_cases, kernel_compiler
 from test.support.gemm_strategies import device
 from test.support.goldens import assert_matches_golden
-from test.support.kernel_util import Case, Compiled
+from test.support.kernel_cases import Case
+from test.support.kernel_compiler import Compiled
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
 
@@ -59,7 +60,7 @@ EPSILON = {"EPSILON": 1e-5}
 def compiled(case: Case, on: Device = H200) -> Compiled:
     """A legal case, compiled; it fits as the model says, without spilling."""
     assert legal(case.problem, case.config, on)
-    found = kernel_util.compiled(case, on.capability)
+    found = kernel_compiler.compiled(case, on.capability)
     assert found.spills == 0
     # A kilobyte is nothing, and what a sum over warps takes is less.
     assert found.shared <= max(1024, case.config.shared_memory(case.problem))
@@ -243,7 +244,7 @@ def test_vectors_are_loaded_widely_and_nothing_waits_in_the_loop(on: Device, row
 
 def kernel(case: Case) -> str:
     """A kernel's body as generated, without its constants."""
-    (source,) = kernel_util.render(case).kernels().values()
+    (source,) = kernel_cases.render(case).kernels().values()
     return re.sub(r" +\w+ : tl\.constexpr = .*\n", "", source)
 
 
@@ -293,7 +294,7 @@ def test_the_module_has_the_text_that_was_compiled_ahead(case: Case) -> None:
     ahead: list[str] = []
     pool = mock.Mock(use_process_pool=lambda: True, triton=lambda name, text: ahead.append(text))
     with mock.patch.object(torch._inductor.codegen.triton, "async_compile", pool):
-        code = kernel_util.render(case).code
+        code = kernel_cases.render(case).code
     (text,) = ahead
     assert "\n\n" in text
     found = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))

@@ -21,9 +21,9 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import EpilogueInput, Operand
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
-from test.support import kernel_util
+from test.support import kernel_cases, kernel_interpreter
 from test.support.gemm_strategies import device
-from test.support.kernel_util import Case
+from test.support.kernel_cases import Case
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
 
@@ -290,14 +290,14 @@ CASES: dict[str, Case] = {
 
 @functools.cache
 def results() -> dict[str, torch.Tensor]:
-    return kernel_util.interpret(CASES)
+    return kernel_interpreter.interpret(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_result_is_that_in_float64(name: str) -> None:
     case = CASES[name]
-    assert legal(kernel_util.as_bfloat16(case.problem), case.config, H200)
-    expected = kernel_util.reference(case, kernel_util.inputs(case))
+    assert legal(kernel_cases.as_bfloat16(case.problem), case.config, H200)
+    expected = kernel_cases.reference(case, kernel_cases.inputs(case))
     found = results()[name]
     assert found.shape == expected.shape
     rounding = {torch.float16: 2e-3, torch.float32: 2e-6, torch.int32: 0}[found.dtype]

@@ -19,7 +19,7 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import launcher_prebuild
 from inductor_ext.templates.triton.config import GemmConfig
 from test.autotune.test_compile_workers import Pool
-from test.support import gpu_util, kernel_util
+from test.support import gpu_util, kernel_cases
 
 pytest.importorskip("triton")
 
@@ -125,9 +125,9 @@ def test_triton_builds_it_in_the_folder(fails: bool, tmp_path: Path) -> None:
 )
 def test_kernels_that_need_one(config: GemmConfig, needed: bool) -> None:
     m = 16 if config.swap_ab else 256
-    case = kernel_util.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)
+    case = kernel_cases.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)
     with mock.patch.object(launcher_prebuild, "prepare") as prepare:
-        kernel_util.render(case)
+        kernel_cases.render(case)
     assert prepare.call_count == needed
     if needed:
         (kernel,) = prepare.call_args.args
@@ -146,15 +146,15 @@ def test_they_are_the_ones_that_triton_looks_for(config: GemmConfig) -> None:
     if not launcher_prebuild._are_built():
         pytest.skip("this Triton builds no launchers")
     m = 16 if config.swap_ab else 256
-    case = kernel_util.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)
+    case = kernel_cases.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)
     with (
         inductor_config.patch(compile_threads=1),
         fresh_cache(),
-        kernel_util.lowering_of(case) as function,
+        kernel_cases.lowering_of(case) as function,
         gpu_util.compiling(),
         mock.patch.object(launcher_prebuild, "prepare") as prepare,
     ):
-        torch.compile(function, fullgraph=True)(*kernel_util.inputs(case, "cuda"))
+        torch.compile(function, fullgraph=True)(*kernel_cases.inputs(case, "cuda"))
         (kernel,) = prepare.call_args.args
         folder = cache_dir_utils.triton_cache_dir(0)
         built = mock.patch.object(build, "_build", side_effect=AssertionError)

@@ -22,7 +22,7 @@ from inductor_ext.templates.triton.config import GemmConfig
 
 pytest.importorskip("triton")
 
-from test.support import fake_cuda, kernel_util
+from test.support import fake_cuda, kernel_compiler
 from test.support.matmul_lowering import Given, lower, matrix
 
 F = torch.nn.functional
@@ -44,7 +44,7 @@ def test_bools_are_not_stored_by_tma(follows: Callable[..., Any], stores: int) -
     lowered, _ = lower(
         lambda _: config, lambda x, w: follows(x @ w), matrix(256, 256), matrix(256, 64)
     )
-    assert kernel_util.compiled_module(lowered, config).spills == 0
+    assert kernel_compiler.compiled_module(lowered, config).spills == 0
     assert sum(text.count("descriptor(out_ptr") for text in lowered.kernels().values()) == stores
 
 
