@@ -130,33 +130,21 @@ class PlainOperators:
         beta: float = 1,
     ) -> torch.Tensor:
         operation, fp8 = self.problem.operation, self.problem.a.dtype in FP8
-        fast = self.problem.fast_accumulation
         result: torch.Tensor
         if operation == "int_mm":
             result = torch._int_mm(a, b)
-        elif operation == "grouped" and fp8:
-            result = torch._scaled_grouped_mm(
-                a,
-                b,
-                tensors["scale_a"],
-                tensors["scale_b"],
-                tensors["ends"],
-                out_dtype=self.out,
-                use_fast_accum=fast,
-            )
+        elif fp8:
+            scales = tensors["scale_a"], tensors["scale_b"]
+            options: Any = {
+                "out_dtype": self.out,
+                "use_fast_accum": self.problem.fast_accumulation,
+            }
+            if operation != "grouped":
+                result = torch._scaled_mm(a, b, *scales, bias=bias, **options)
+                return result
+            result = torch._scaled_grouped_mm(a, b, *scales, tensors["ends"], **options)
         elif operation == "grouped":
             result = torch._grouped_mm(a, b, offs=tensors["ends"], out_dtype=self.out)
-        elif fp8:
-            result = torch._scaled_mm(
-                a,
-                b,
-                tensors["scale_a"],
-                tensors["scale_b"],
-                bias=bias,
-                out_dtype=self.out,
-                use_fast_accum=fast,
-            )
-            return result
         elif bias is not None and bias.dtype == self.out == a.dtype:
             add = torch.addmm if operation == "addmm" else torch.baddbmm
             return add(bias, a, b, alpha=alpha, beta=beta)
