@@ -327,7 +327,7 @@ tl.dot({{operands | join(", ")}}, {{acc}}, out_dtype=ACC_TYPE, allow_tf32=ALLOW_
 """Macros of kernels that load by TMA; `q`, rows, columns and k are 32-bit."""
 
 
-def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+def tile_constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the constants that divide an output into tiles, including fused weights and gates.
 
     Tiles of fused weights are numbered consecutively along N, and no tile crosses a border between
@@ -356,7 +356,7 @@ def tiling(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     return constants
 
 
-def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+def load_constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the constants of a kernel whose threads load and may change operands in the prologue.
 
     `EVEN_N` is for a static N; `inductor_template` sets the constants of sizes that may be
@@ -365,7 +365,7 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     columns = config.block_n // 2 if problem.epilogue.gated else config.block_n
     norm, dequant = problem.norm, problem.dequant
     return {
-        **splits(config),
+        **split_constants(config),
         "PDL": config.pdl,
         "EVEN_N": all(part % columns == 0 for part in problem.parts or (problem.n,)),
         "NORMALIZE": norm is not None and norm.kind == "rms",
@@ -379,7 +379,7 @@ def loads(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     }
 
 
-def splits(config: GemmConfig) -> dict[str, Any]:
+def split_constants(config: GemmConfig) -> dict[str, Any]:
     """Return the constants that split K among CTAs."""
     registers = ceiling(config.block_m * config.block_n, config.threads)
     return {
@@ -394,7 +394,7 @@ _REGISTERS = 128
 """Registers per thread for these loads, half of all: those of the accumulators are free by then."""
 
 
-def imprecise(problem: GemmProblem, config: GemmConfig) -> int:
+def accumulation_interval(problem: GemmProblem, config: GemmConfig) -> int:
     """Return after how many elements along K fp8 partial sums, which tensor cores keep in less
     precision than float32, are added in float32; 0 for Triton's default, which is never where it
     matters.
@@ -403,7 +403,7 @@ def imprecise(problem: GemmProblem, config: GemmConfig) -> int:
     return config.block_k if precise else 0
 
 
-def by_tma(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
+def tma_constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the constants of a kernel that loads by TMA.
 
     The tensor's stride of a dimension of size 1 is arbitrary, but TMA requires a multiple of 16
@@ -414,5 +414,5 @@ def by_tma(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
         "A_ROW": problem.a.layout == "row",
         "B_ROW": problem.b.layout == "row",
         "B_LEADING": problem.b.leading if min(problem.n, problem.k) == 1 else 0,
-        "IMPRECISE": imprecise(problem, config),
+        "IMPRECISE": accumulation_interval(problem, config),
     }

@@ -264,8 +264,8 @@ def _axes() -> tuple[str, ...]:
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the kernel's constants for a problem and a configuration."""
     return {
-        **common.tiling(problem, config),
-        **common.loads(problem, config),
+        **common.tile_constants(problem, config),
+        **common.load_constants(problem, config),
         **dequantize.constants(problem),
         "AXES": _axes(),
         "WARPS": config.num_warps,

@@ -166,7 +166,7 @@ SOURCE = (
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the kernel's constants for a problem and a configuration."""
     return {
-        **common.tiling(problem, config),
-        **common.loads(problem, config),
+        **common.tile_constants(problem, config),
+        **common.load_constants(problem, config),
         "STAGES": config.num_stages,
     }

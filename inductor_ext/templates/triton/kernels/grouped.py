@@ -130,8 +130,8 @@ tl.sum(tl.where(groups == g, {{vector}}, 0), 0)
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the kernel's constants for a problem and a configuration."""
     return {
-        **common.tiling(problem, config),
-        **common.by_tma(problem, config),
+        **common.tile_constants(problem, config),
+        **common.tma_constants(problem, config),
         "SPLIT_K": 1,
         "DIVIDED": repr(problem.divided),
         "GROUPS": problem.batch,

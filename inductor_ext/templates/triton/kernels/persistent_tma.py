@@ -274,13 +274,13 @@ SOURCE = (
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the kernel's constants for a problem and a configuration."""
     return {
-        **common.tiling(problem, config),
-        **common.by_tma(problem, config),
+        **common.tile_constants(problem, config),
+        **common.tma_constants(problem, config),
         "JOINED": config.joins(problem),
         "REACH": REACH,
         "FLATTEN": config.flatten,
         "WARP_SPECIALIZE": config.warp_specialize,
-        **common.splits(config),
+        **common.split_constants(config),
         # Elements along K per split, a multiple of BLOCK_K.
         "SHARE": config.block_k * config.k_steps(problem),
         "PDL": config.pdl,

@@ -251,11 +251,11 @@ SOURCE = (
 def constants(problem: GemmProblem, config: GemmConfig) -> dict[str, Any]:
     """Return the kernel's constants for a problem and a configuration."""
     return {
-        **common.tiling(problem, config),
-        **common.loads(problem, config),
+        **common.tile_constants(problem, config),
+        **common.load_constants(problem, config),
         **dequantize.constants(problem),
         "THREADS": config.threads,
         # Triton does not convert an integer to fp8.
         "ZERO": 0.0 if FP8 & {problem.a.dtype, problem.b.dtype} else 0,
-        "IMPRECISE": common.imprecise(problem, config),
+        "IMPRECISE": common.accumulation_interval(problem, config),
     }
