@@ -121,9 +121,9 @@ def isolated() -> Iterator[None]:
     _reset_dynamo()
     _free_cached_memory()
     if "inductor_ext.hooks.activate" in sys.modules:
-        from inductor_ext.hooks import activate, scope
+        from inductor_ext.hooks import activate, context
 
-        requested, current = activate.requested(), scope.settings()
+        requested, current = activate.requested(), context.settings()
         activate.uninstall()
         assert requested is None, f"the test leaves an activation behind: {requested}"
         assert current is None, f"the test leaves a compile's scope behind: {current}"

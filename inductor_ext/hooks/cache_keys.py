@@ -10,15 +10,27 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from inductor_ext.hooks import lowering_table, registry, scope
-from inductor_ext.memory import compiled_callables
+from inductor_ext.hooks import context, lowering_table, registry
+from inductor_ext.hooks.registry import Hook
 from inductor_ext.storage import digest
+
+HOOKS = (
+    Hook(
+        "fx_graph_key",
+        "replaced",
+        ("torch._inductor.codecache.FxGraphHashDetails.__init__",),
+        "hooks.cache_keys",
+        "The keys of the FX graph cache and of the AOTAutograd cache are computed from the "
+        "attributes of this object; the extension adds one. The public way would be "
+        "torch.compiler.config.cache_key_tag, but torch 2.11 keeps it for the whole process.",
+        relies_on=("torch._functorch._aot_autograd.autograd_cache.AOTAutogradCacheDetails",),
+    ),
+)
 
 
 def install_hooks() -> None:
-    """Install the dispatchers, once per process."""
-    registry.replace("fx_graph_key", _dispatch_key)
-    registry.replace("compiled_graph", _dispatch_compiled_graph)
+    """Install the dispatcher, once per process."""
+    registry.install(HOOKS, {"fx_graph_key": _dispatch_key})
 
 
 def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
@@ -27,7 +39,7 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def __init__(self: Any, gm: Any, *args: Any, **kwargs: Any) -> None:
         stock(self, gm, *args, **kwargs)
-        settings = scope.settings()
+        settings = context.settings()
         if settings is not None:
             parts = [
                 digest.source_key(),
@@ -37,13 +49,3 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
             self.inductor_ext = "-".join([*parts, post_grad_pass.cache_key(settings, gm)])
 
     return __init__
-
-
-def _dispatch_compiled_graph(stock: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(stock)
-    def post_compile(self: Any, *args: Any, **kwargs: Any) -> None:
-        stock(self, *args, **kwargs)
-        if scope.settings() is not None:
-            compiled_callables.note_graph(self._fx_graph_cache_key)
-
-    return post_compile

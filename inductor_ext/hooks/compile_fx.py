@@ -16,11 +16,37 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inductor_ext import config, events, exc
-from inductor_ext.hooks import aot, cache_keys, context, direct_compiles, registry, scope
+from inductor_ext import events, exc
+from inductor_ext.cpp_wrapper.hooks import use_exported_ranges
+from inductor_ext.hooks import cache_keys, context, direct_compiles, registry, scope
 from inductor_ext.hooks.records import CompileRecord
+from inductor_ext.hooks.registry import Hook
 from inductor_ext.memory import compiled_callables
 from inductor_ext.settings import Settings
+
+_FX = "torch._inductor.compile_fx"
+
+HOOKS = (
+    Hook(
+        "compile_fx",
+        "replaced",
+        (f"{_FX}.compile_fx",),
+        "hooks.compile_fx",
+        "Every Inductor entry point calls this function: torch.compile, AOT compilation, "
+        "standalone_compile, torch._inductor.compile. Inductor has no hook around a whole "
+        "compile.",
+        parameters=("model_", "example_inputs_", "inner_compile"),
+        relies_on=(
+            f"{_FX}.compile_fx_inner",
+            f"{_FX}.fx_compile_mode",
+            f"{_FX}.fx_compile_async",
+            f"{_FX}.fx_compile_progressive",
+            "torch._inductor.virtualized._V.aot_compilation",
+            "torch._dynamo.utils.counters",
+            "torch._dynamo.utils.count_calls",
+        ),
+    ),
+)
 
 _SCOPED = "_inductor_ext_scoped"
 
@@ -34,11 +60,14 @@ def install_hooks(requested: Request) -> None:
         requested: `activate.requested`, which returns the settings that an activation requests.
     """
     cache_keys.install_hooks()
-    registry.replace("compile_fx", functools.partial(_dispatch_compile_fx, requested))
+    registry.install(HOOKS, {"compile_fx": functools.partial(_dispatch_compile_fx, requested)})
     direct_compiles.install_hooks(requested)
 
 
 def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Callable[..., Any]:
+    # `config` imports torch, but reading the declarations must not.
+    from inductor_ext import config
+
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -63,7 +92,7 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
         with (
             scope.compile_scope(settings),
             compiled_callables.link_cached_graphs(compile_),
-            aot.exported_module(model),
+            use_exported_ranges(model),
         ):
             output = stock(*call.args, **call.kwargs)
         if _autograd_cache_hits() > hits:

@@ -6,8 +6,8 @@ they need to know about the current compile is a field of `CompileContext`, whic
 `enter` changes fields for a block of code. Blocks nest: an inner block inherits every field that it
 does not set, and leaving a block restores the fields of the outer one, also after an exception. A
 new thread starts with the defaults, and so does the compile of a backward graph in another thread.
-The settings of a compile are therefore carried by its `InductorChoices` handler (see `scope`), and
-the context holds only state of the thread that is compiling.
+The settings of a compile are therefore carried by its `InductorChoices` handler (see `scope`), from
+which `settings` reads them, and the context holds only state of the thread that is compiling.
 
 The types of the fields belong to higher layers, which this module does not import; the docstring of
 a field names the module that owns it.
@@ -20,6 +20,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
+
+from inductor_ext import _compat
+from inductor_ext.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,3 +78,15 @@ def enter(**changes: Any) -> Iterator[CompileContext]:
         yield _current.get()
     finally:
         _current.reset(token)
+
+
+class SettingsCarrier:
+    """Base class of the `InductorChoices` handlers in the scope of a compile (`scope`)."""
+
+    settings: Settings
+
+
+def settings() -> Settings | None:
+    """Return the settings of the extension's compile in this thread; None outside of one."""
+    handler = _compat.peek_choices()
+    return handler.settings if isinstance(handler, SettingsCarrier) else None

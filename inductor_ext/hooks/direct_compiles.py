@@ -15,10 +15,42 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inductor_ext import config, events
+from inductor_ext import events
 from inductor_ext.hooks import context, registry
+from inductor_ext.hooks.registry import Hook
 
-FEATURES: Mapping[str, str] = {
+HOOKS = (
+    Hook(
+        "precompile",
+        "replaced",
+        ("torch._functorch.aot_autograd.compile_to_python",),
+        "hooks.direct_compiles",
+        "torch.compiler.precompile returns source that must run without this package, so it falls "
+        "back to Inductor (default). It captures its graph with compile_fx and its own "
+        "inner_compile.",
+        relies_on=("torch._precompile.PrecompiledModule",),
+        since="2.14",
+    ),
+    Hook(
+        "precompile_graph",
+        "replaced",
+        ("torch._inductor.compile_to_python",),
+        "hooks.direct_compiles",
+        "As `precompile`, for callers of Inductor's part of it.",
+        since="2.14",
+    ),
+    Hook(
+        "region_compiler",
+        "replaced",
+        ("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_inductor_compile",),
+        "hooks.direct_compiles",
+        "A nested_compile_region whose options name a compiler calls compile_fx_inner instead of "
+        "compile_fx, so it falls back to Inductor (default), with one warning.",
+        relies_on=("torch._inductor.compile_fx.compile_fx_inner",),
+    ),
+)
+
+_FEATURE_NAMES: Mapping[str, str] = {
     "precompile": "torch.compiler.precompile",
     "precompile_graph": "torch.compiler.precompile",
     "region_compiler": "a nested_compile_region with a compiler of its own",
@@ -34,12 +66,16 @@ def install_hooks(requested: Request) -> None:
     Args:
         requested: `activate.requested`, which returns the settings that an activation requests.
     """
-    for name, feature in FEATURES.items():
-        if registry.has_target(name):
-            registry.replace(name, functools.partial(_dispatch, requested, feature))
+    for hook in HOOKS:
+        if registry.has_target(hook):
+            feature = _FEATURE_NAMES[hook.name]
+            registry.replace(hook, functools.partial(_dispatch, requested, feature))
 
 
 def _dispatch(requested: Request, feature: str, stock: Callable[..., Any]) -> Callable[..., Any]:
+    # `config` imports torch, but reading the declarations must not.
+    from inductor_ext import config
+
     @functools.wraps(stock)
     def compile_by_inductor(*args: Any, **kwargs: Any) -> Any:
         overrides = requested()

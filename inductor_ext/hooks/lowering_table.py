@@ -1,7 +1,7 @@
 """The table of the extension's lowerings, by operator.
 
 A lowering is a function whose first argument is Inductor's own lowering (`stock`), followed by the
-call's arguments. `hooks.lowerings` installs a dispatcher for each into Inductor's process-wide
+call's arguments. `lowering_dispatch` installs a dispatcher for each into Inductor's process-wide
 table. This module imports neither Inductor nor a feature, so every feature can register lowerings.
 """
 

@@ -1,35 +1,64 @@
-"""Installs and checks the places where the extension patches torch or relies on its private API.
+"""Declares, checks and installs the places where the extension uses torch's private API.
 
-`hook_table.HOOKS` declares every place once. `check` compares the declarations with the source
-files
-of a torch; it imports nothing and takes about a second. `inductor-ext doctor` and the tests run it.
-`replace` installs a dispatcher over a declared target, and raises `exc.HookError` if the target is
-missing or lacks a declared parameter.
+Everything that is done to torch beyond calling its public functions is declared by a `Hook`. The
+modules that own hooks have a tuple `HOOKS` of them; `hook_table` concatenates these tuples. This
+module knows no hook.
 
-`python -m inductor_ext.hooks.registry docs/switch.md` updates the table in that page.
-
-Everything that is done to torch beyond calling its public functions needs an entry in `HOOKS`; a
-test finds undeclared replacements. See docs/upgrading_torch.md for porting to a new torch.
+`check` compares declarations with the source files of a torch; it imports nothing and takes about a
+second. `inductor-ext doctor` and the tests run it. `replace` installs a dispatcher over a declared
+target, and raises `exc.HookError` if the target is missing or lacks a declared parameter. A test
+finds undeclared replacements. See docs/upgrading_torch.md for porting to a new torch.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from inductor_ext import _compat, exc
-from inductor_ext.hooks.hook_table import HOOKS, Hook, Kind
 from inductor_ext.hooks.torch_source import TorchSource
+
+Kind = Literal["replaced", "overridden", "changed", "read"]
+
+MakeDispatcher = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Takes the current function and returns the dispatcher that replaces it."""
 
 _MARK = "_inductor_ext_hook"
 
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One use or patch of torch's private API."""
+
+    name: str
+    kind: Kind
+    """replaced: for the process, by a dispatcher. overridden: by a subclass in the extension.
+    changed: an object that belongs to the current compile. read: private state or generated
+    text."""
+    targets: tuple[str, ...]
+    """Dotted paths: names of the same target in different torch releases. One of them must
+    exist."""
+    owner: str
+    """The module of the extension that uses the hook."""
+    why: str
+    """Why the hook is needed, and why at this place."""
+    parameters: tuple[str, ...] = ()
+    """Parameters of the target that are passed or read by name or position."""
+    relies_on: tuple[str, ...] = ()
+    """Other torch names that must exist. `a|b` is satisfied by either."""
+    upstream: str = ""
+    """Issue of pytorch/pytorch, for workarounds."""
+    since: str = ""
+    """First torch release that needs it; empty for the lowest supported one."""
+    until: str = ""
+    """First torch release that no longer needs it; empty if none is known."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +69,7 @@ class Misfit:
     why: str
 
 
-def concerns(hook: Hook, version: str) -> bool:
+def is_applicable(hook: Hook, version: str) -> bool:
     """Whether a hook applies to a torch version.
 
     Args:
@@ -52,19 +81,7 @@ def concerns(hook: Hook, version: str) -> bool:
     )
 
 
-def find(name: str) -> Hook:
-    """Return the declaration of a hook.
-
-    Raises:
-        KeyError: there is no hook of that name.
-    """
-    return _BY_NAME[name]
-
-
-_BY_NAME = {hook.name: hook for hook in HOOKS}
-
-
-def check(folder: str | Path, version: str, hooks: Sequence[Hook] = HOOKS) -> list[Misfit]:
+def check(folder: str | Path, version: str, hooks: Sequence[Hook]) -> list[Misfit]:
     """Return the hooks that do not fit a torch. Imports nothing.
 
     Args:
@@ -75,7 +92,7 @@ def check(folder: str | Path, version: str, hooks: Sequence[Hook] = HOOKS) -> li
     return [
         Misfit(hook, why)
         for hook in hooks
-        if concerns(hook, version) and (why := _find_misfit(source, hook))
+        if is_applicable(hook, version) and (why := _find_misfit(source, hook))
     ]
 
 
@@ -104,44 +121,46 @@ def _missing_parameters(hook: Hook, parameters: Sequence[str]) -> str:
     )
 
 
-def replace(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Install a dispatcher over the target of a declared hook, unless it is already installed.
+def install(hooks: Sequence[Hook], dispatchers: Mapping[str, MakeDispatcher]) -> None:
+    """Install the dispatchers of all hooks of kind "replaced"; see `replace`.
 
     Args:
-        name: name of the hook, whose kind is "replaced".
-        make: takes the current function and returns the dispatcher.
+        dispatchers: by name of the hook.
+    """
+    for hook in hooks:
+        if hook.kind == "replaced":
+            replace(hook, dispatchers[hook.name])
+
+
+def replace(hook: Hook, make: MakeDispatcher) -> None:
+    """Install a dispatcher over the target of a hook, unless it is already installed.
 
     Raises:
         exc.HookError: the target is missing or lacks a parameter.
     """
-    hook = find(name)
     with _lock:
-        owner, attribute, current = _resolve(hook)
-        if getattr(current, _MARK, None) == name:
+        place = _find_owner(hook)
+        if place is None:
+            raise _make_error(hook, f"{' or '.join(hook.targets)} does not exist")
+        owner, attribute = place
+        current = getattr(owner, attribute)
+        if getattr(current, _MARK, None) == hook.name:
             return
         why = _missing_parameters(hook, tuple(inspect.signature(current).parameters))
         if why:
             raise _make_error(hook, why)
         dispatcher = make(current)
-        setattr(dispatcher, _MARK, name)
+        setattr(dispatcher, _MARK, hook.name)
         setattr(owner, attribute, dispatcher)
 
 
-def has_target(name: str) -> bool:
-    """Whether the installed torch has a target of a declared hook."""
-    return _located(find(name)) is not None
+def has_target(hook: Hook) -> bool:
+    """Whether the installed torch has a target of a hook."""
+    return _find_owner(hook) is not None
 
 
-def _resolve(hook: Hook) -> tuple[Any, str, Callable[..., Any]]:
-    """Return the object that holds the target, the target's attribute name, and the target."""
-    located = _located(hook)
-    if located is None:
-        raise _make_error(hook, f"{' or '.join(hook.targets)} does not exist")
-    owner, attribute = located
-    return owner, attribute, getattr(owner, attribute)
-
-
-def _located(hook: Hook) -> tuple[Any, str] | None:
+def _find_owner(hook: Hook) -> tuple[Any, str] | None:
+    """Return the object that holds a target of the hook, and the attribute's name."""
     for target in hook.targets:
         path, _, attribute = target.rpartition(".")
         owner = _import(path)
@@ -163,20 +182,8 @@ def _make_error(hook: Hook, why: str) -> exc.HookError:
     return exc.HookError(hook=hook.name, why=why, torch=_compat.torch_version())
 
 
-def replaced_targets() -> Iterator[str]:
-    """Yield the dotted paths of all targets of kind "replaced"."""
-    for hook in HOOKS:
-        if hook.kind == "replaced":
-            yield from hook.targets
-
-
-# --- the table in docs/switch.md ----------------------------------------------------------------
-
-_BEGIN, _END = "<!-- hooks: begin -->", "<!-- hooks: end -->"
-
-
-def render_table() -> str:
-    """Return the declarations as Markdown tables, one per kind."""
+def render_table(hooks: Sequence[Hook]) -> str:
+    """Return declarations as Markdown tables, one per kind."""
     titles: dict[Kind, str] = {
         "replaced": "Replaced for the process, by a dispatcher",
         "overridden": "Overridden in a subclass",
@@ -186,7 +193,7 @@ def render_table() -> str:
     lines: list[str] = []
     for kind, title in titles.items():
         lines += [f"### {title}", "", "| target | by | torch | why |", "| --- | --- | --- | --- |"]
-        for hook in HOOKS:
+        for hook in hooks:
             if hook.kind == kind:
                 targets = " or ".join(f"`{target}`" for target in hook.targets)
                 issue = f" (pytorch {hook.upstream})" if hook.upstream else ""
@@ -200,15 +207,3 @@ def render_table() -> str:
 def _format_releases(hook: Hook) -> str:
     since, until = hook.since or _compat.SUPPORTED[0], hook.until
     return f"{since} until {until}" if until else f"from {since}"
-
-
-def update_page(text: str) -> str:
-    """Return the text of a page with its table regenerated between the two markers."""
-    before, _, rest = text.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}\n\n{render_table()}\n{_END}{after}"
-
-
-if __name__ == "__main__":
-    _page = Path(sys.argv[1])
-    _page.write_text(update_page(_page.read_text(encoding="utf-8")), encoding="utf-8")

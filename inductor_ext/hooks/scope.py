@@ -2,9 +2,9 @@
 
 Inside the scope, this thread's `V.choices` handler is an instance of a subclass of the previous
 handler's class, with the frozen settings of the compile. Dispatchers check for this handler to
-decide whether the extension is compiling in this thread (`settings`). Inductor pickles the handler
-when it compiles in a subprocess, so the check gives the same result there. When the scope closes,
-the previous handler is restored; if there was none, there is none again.
+decide whether the extension is compiling in this thread (`context.settings`). Inductor pickles the
+handler when it compiles in a subprocess, so the check gives the same result there. When the scope
+closes, the previous handler is restored; if there was none, there is none again.
 
 The handler extends whatever class is in use, including a user's `config.inductor_choices_class`
 and, from torch 2.15, the contributors of `register_inductor_choices`: their decisions stay in
@@ -19,14 +19,31 @@ from collections.abc import Iterator
 from typing import Any
 
 from inductor_ext import _compat
-from inductor_ext.lowerings.pointwise import persistent_reductions
+from inductor_ext.hooks import context
+from inductor_ext.hooks.registry import Hook
+from inductor_ext.lowerings.hooks import KernelChoices
 from inductor_ext.settings import Settings
 
-
-def settings() -> Settings | None:
-    """Return the settings of the extension's compile in this thread; None outside of one."""
-    handler = _compat.peek_choices()
-    return handler.settings if isinstance(handler, ExtChoices) else None
+HOOKS = (
+    Hook(
+        "choices",
+        "overridden",
+        ("torch._inductor.choices.InductorChoices",),
+        "hooks.scope",
+        "During a compile, V.choices is an instance of a subclass of the user's class and carries "
+        "the settings. Inductor pickles it for compile subprocesses, which get no other state.",
+        relies_on=(
+            "torch._inductor.choices.InductorChoices.get_template_configs",
+            "torch._inductor.choices.InductorChoices.should_use_persistent_reduction",
+            "torch._inductor.virtualized._choices",
+            "torch._inductor.virtualized.threadlocal",
+            "torch._inductor.virtualized._choices_default",
+            "torch._inductor.virtualized.Virtualized._set_handler",
+            "torch._inductor.virtualized.Virtualized._key",
+            "torch._inductor.config.inductor_choices_class",
+        ),
+    ),
+)
 
 
 @contextlib.contextmanager
@@ -36,7 +53,7 @@ def compile_scope(values: Settings) -> Iterator[None]:
     Args:
         values: the settings of the compile.
     """
-    if settings() == values:
+    if context.settings() == values:
         yield
         return
     install_hooks()
@@ -47,46 +64,13 @@ def compile_scope(values: Settings) -> Iterator[None]:
 def install_hooks() -> None:
     """Install all hooks that affect generated code, once per process."""
     # Imported here because a compile subprocess starts by unpickling the handler.
-    from inductor_ext.hooks import aot, graph_passes, lowerings, upstream_fixes
+    from inductor_ext.hooks import features
 
-    for module in (graph_passes, aot, upstream_fixes, lowerings):
-        module.install_hooks()
+    features.install_hooks()
 
 
-class ExtChoices:
-    """Mixin over the current InductorChoices class that overrides some of its decisions."""
-
-    settings: Settings
-
-    def get_template_configs(
-        self, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Return Inductor's candidates for a matmul, without those that are known to be slower."""
-        from inductor_ext.lowerings import aten
-
-        templates = aten.sole_candidates(templates)
-        stock: Any = super()
-        return stock.get_template_configs(kernel_inputs, templates, op_name, *args, **kwargs)
-
-    def should_use_persistent_reduction(self, features: Any, cooperative_reduction: bool) -> bool:
-        """Whether a reduction keeps its row in registers: Inductor's cases, and further ones.
-
-        A user's class that overrides this method takes precedence.
-        """
-        from torch._inductor import config as inductor_config
-        from torch._inductor.choices import InductorChoices
-
-        stock: Any = super()
-        if stock.should_use_persistent_reduction(features, cooperative_reduction):
-            return True
-        base_method = _base_of(self).should_use_persistent_reduction
-        return (
-            self.settings.persistent_rows
-            and base_method is InductorChoices.should_use_persistent_reduction
-            and inductor_config.triton.persistent_reductions
-            and not cooperative_reduction
-            and persistent_reductions.should_hold_row_in_registers(features)
-        )
+class ExtChoices(KernelChoices, context.SettingsCarrier):
+    """Mixin over the current InductorChoices class, with the settings and the features' choices."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_choices, (_base_of(self), _state_of(self), self.settings)
@@ -95,7 +79,7 @@ class ExtChoices:
 def _base_of(handler: Any) -> type[Any]:
     """Return the class of a handler without the extension's mixin."""
     cls = type(handler)
-    return cls.__mro__[2] if issubclass(cls, ExtChoices) else cls
+    return cls.__bases__[1] if issubclass(cls, ExtChoices) else cls
 
 
 def _state_of(handler: Any) -> dict[str, Any]:

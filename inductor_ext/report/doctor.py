@@ -248,7 +248,7 @@ def _check_hooks(part: Component) -> dict[str, Any]:
     if not part.available or part.path is None or part.version is None:
         return {"checked": 0, "fit": 0, "misfits": []}
     version = part.version
-    checked = [hook for hook in HOOKS if registry.concerns(hook, version)]
+    checked = [hook for hook in HOOKS if registry.is_applicable(hook, version)]
     misfits = registry.check(part.path, version, checked)
     return {
         "checked": len(checked),

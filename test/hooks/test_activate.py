@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import inductor_ext
 from inductor_ext import _compat, config, events, exc, lowerings
-from inductor_ext.hooks import activate, compile_fx, lowering_table, scope
+from inductor_ext.hooks import activate, compile_fx, context, lowering_table, scope
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.storage import digest
 
@@ -32,7 +32,7 @@ def sinh_lowerings() -> Iterator[list[tuple[int, Any]]]:
     calls: list[tuple[int, Any]] = []
 
     def sinh(stock: Callable[..., Any], x: Any) -> Any:
-        calls.append((threading.get_ident(), scope.settings()))
+        calls.append((threading.get_ident(), context.settings()))
         return stock(x)
 
     lowerings.register_lowering(ATEN_SINH)(sinh)
@@ -71,7 +71,7 @@ def test_activate_holds_inside_and_not_outside(sinh_lowerings: list[Any]) -> Non
         assert kinds(records) == ["inference"]
     assert len(sinh_lowerings) == 1
     assert activate.requested() is None
-    assert scope.settings() is None
+    assert context.settings() is None
 
 
 def test_backend_activates_itself(sinh_lowerings: list[Any]) -> None:
@@ -164,7 +164,7 @@ def test_two_threads_do_not_see_each_other(entry: str) -> None:
         thread = threading.Thread(target=compile_by_stock)
         thread.start()
         thread.join()
-        assert scope.settings() == config.snapshot()
+        assert context.settings() == config.snapshot()
         return stock(x)
 
     without_ours = tuple(sorted(vars(FxGraphHashDetails(graph, [torch.randn(7)], {}, []))))
@@ -223,7 +223,7 @@ def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any
     lowerings.register_lowering(ATEN_SINH)(fail)
     with pytest.raises(Exception, match="from the lowering"):
         run("inductor_ext")
-    assert scope.settings() is None
+    assert context.settings() is None
     assert _compat.peek_choices() is before
     run("inductor")
     assert sinh_lowerings == []
@@ -354,9 +354,9 @@ def test_a_scope_inside_a_scope_has_its_own_settings() -> None:
     outer, inner = config.snapshot(), config.snapshot({"fallback_to_eager": False})
     with virtualized.V.set_choices_handler(CustomChoices()), scope.compile_scope(outer):
         with scope.compile_scope(inner):
-            assert scope.settings() == inner
+            assert context.settings() == inner
             assert isinstance(virtualized.V.choices, CustomChoices)
-        assert scope.settings() == outer
+        assert context.settings() == outer
 
 
 def test_choices_handler_survives_pickling() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 from inductor_ext import _compat, exc
-from inductor_ext.hooks import registry
-from inductor_ext.hooks.hook_table import HOOKS, Hook
+from inductor_ext.hooks import hook_table, registry
+from inductor_ext.hooks.hook_table import HOOKS
+from inductor_ext.hooks.registry import Hook
 from inductor_ext.hooks.torch_source import TorchSource
 
 TORCH = Path(importlib.util.find_spec("torch").origin).parent  # type: ignore[union-attr,arg-type]
@@ -23,14 +25,14 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def test_every_hook_fits_the_installed_torch() -> None:
-    misfits = registry.check(TORCH, _compat.torch_version())
+    misfits = registry.check(TORCH, _compat.torch_version(), HOOKS)
     assert [f"{misfit.hook.name}: {misfit.why}" for misfit in misfits] == []
 
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
 def test_the_source_and_the_import_agree(hook: Hook) -> None:
     """What the check reads from files is what importing torch gives."""
-    if not registry.concerns(hook, _compat.torch_version()):
+    if not registry.is_applicable(hook, _compat.torch_version()):
         pytest.skip("does not concern this torch")
     source = TorchSource(TORCH)
     target = next(target for target in hook.targets if source.find(target))
@@ -64,13 +66,13 @@ def test_names_are_unique_and_owners_exist() -> None:
     assert len(set(names)) == len(names)
     for hook in HOOKS:
         assert importlib.util.find_spec(f"inductor_ext.{hook.owner}") is not None, hook.owner
-        assert hook.kind != "replaced" or hook.owner.startswith("hooks."), hook.name
+        assert hook.kind != "replaced" or "hooks" in hook.owner.split("."), hook.name
 
 
 def test_the_page_holds_the_table() -> None:
-    """`python -m inductor_ext.hooks.registry docs/switch.md` brings it up to date."""
+    """`python -m inductor_ext.hooks.hook_table docs/switch.md` brings it up to date."""
     page = (CHECKOUT / "docs" / "switch.md").read_text(encoding="utf-8")
-    assert page == registry.update_page(page)
+    assert page == hook_table.update_page(page)
 
 
 @pytest.fixture
@@ -161,7 +163,7 @@ HOOK = Hook(
     "h",
     "replaced",
     ("torch.m.f", "torch.m.g"),
-    "hooks.aot",
+    "hooks.scope",
     "why",
     ("x",),
     ("torch.m.A|torch.m.B",),
@@ -194,19 +196,20 @@ def test_a_misfit_is_named(
     ],
 )
 def test_releases_that_a_hook_concerns(since: str, until: str, versions: list[str]) -> None:
-    hook = Hook("h", "read", (), "hooks.aot", "why", since=since, until=until)
+    hook = Hook("h", "read", (), "hooks.scope", "why", since=since, until=until)
     tried = ["2.11.0", "2.12.1", "2.14.1+cu130"]
-    assert [version for version in tried if registry.concerns(hook, version)] == versions
+    assert [version for version in tried if registry.is_applicable(hook, version)] == versions
+
+
+REPLACED = Hook("h", "replaced", ("fake_hook_target.f",), "hooks.scope", "why", ("x",))
 
 
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """A module with a function `f(x)`, and a hook that replaces it."""
+    """A module with a function `f(x)`, which `REPLACED` replaces."""
     module = types.ModuleType("fake_hook_target")
     module.f = lambda x: x + 1  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    hook = Hook("h", "replaced", ("fake_hook_target.f",), "hooks.aot", "why", ("x",))
-    monkeypatch.setitem(registry._BY_NAME, "h", hook)
     return module
 
 
@@ -217,8 +220,10 @@ def test_a_dispatcher_is_put_in_place_once(target: types.ModuleType) -> None:
         made.append(stock)
         return lambda x: stock(x) * 10
 
-    registry.replace("h", make)
-    registry.replace("h", make)
+    registry.replace(REPLACED, make)
+    registry.install(
+        [REPLACED, dataclasses.replace(REPLACED, name="other", kind="read")], {"h": make}
+    )
     assert target.f(1) == 20
     assert len(made) == 1
 
@@ -234,5 +239,5 @@ def test_a_target_that_does_not_fit_is_refused(
     if function is not None:
         target.f = function  # type: ignore[attr-defined]
     with pytest.raises(exc.HookError, match=why):
-        registry.replace("h", lambda stock: stock)
+        registry.replace(REPLACED, lambda stock: stock)
     assert getattr(target, "f", None) is function

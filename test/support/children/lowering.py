@@ -11,7 +11,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.virtualized import V
 
 from inductor_ext import lowerings
-from inductor_ext.hooks import scope
+from inductor_ext.hooks import context
 
 OPERATOR = torch.ops.aten.asinh.default
 
@@ -28,7 +28,7 @@ def asinh(stock: Callable[..., Any], x: Any) -> Any:
     path = getattr(V.choices, "path", "")
     if path:
         with open(path, "a") as file:
-            file.write(f"{os.getpid()} {scope.settings().non_default()}\n")
+            file.write(f"{os.getpid()} {context.settings().non_default()}\n")
     return stock(x)
 
 

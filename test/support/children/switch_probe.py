@@ -180,8 +180,7 @@ def scenario_import_only(folder: str) -> dict[str, Any]:
     import inductor_ext
     import inductor_ext.aot
     import inductor_ext.backend
-    import inductor_ext.hooks.registry
-    import inductor_ext.hooks.upstream_fixes
+    import inductor_ext.hooks.hook_table
     import inductor_ext.options
 
     for name in inductor_ext.__all__:

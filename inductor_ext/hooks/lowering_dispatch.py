@@ -7,10 +7,23 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from inductor_ext.hooks import lowering_table, scope
+from inductor_ext.hooks import context, lowering_table
+from inductor_ext.hooks.registry import Hook
+
+HOOKS = (
+    Hook(
+        "lowerings",
+        "replaced",
+        ("torch._inductor.lowering.lowerings",),
+        "hooks.lowering_dispatch",
+        "The table, which is process-wide, gets a dispatcher for every operator that the "
+        "extension has a lowering for.",
+        relies_on=("torch._inductor.lowering.make_pointwise",),
+    ),
+)
 
 _lock = threading.Lock()
-_replaced: dict[Any, Callable[..., Any]] = {}
+_stock_lowerings: dict[Any, Callable[..., Any]] = {}
 """Maps an operator to the lowering that was in the table before."""
 
 
@@ -18,25 +31,20 @@ def install_hooks() -> None:
     """Install a dispatcher over the lowering of every operator that is registered so far."""
     from torch._inductor import lowering as module
 
-    # Importing these modules registers their lowerings.
-    from inductor_ext.lowerings import aten, fused  # noqa: F401
-    from inductor_ext.lowerings.pointwise import erf  # noqa: F401
-    from inductor_ext.memory import out_variants  # noqa: F401
-
     with _lock:
         for operator in lowering_table.registered():
-            if operator not in _replaced:
-                _replaced[operator] = module.lowerings[operator]
+            if operator not in _stock_lowerings:
+                _stock_lowerings[operator] = module.lowerings[operator]
                 module.lowerings[operator] = _dispatch(operator)
 
 
 def _dispatch(operator: Any) -> Callable[..., Any]:
-    stock = _replaced[operator]
+    stock = _stock_lowerings[operator]
 
     @functools.wraps(stock)
     def lower(*args: Any, **kwargs: Any) -> Any:
         lowering = lowering_table.registered().get(operator)
-        if lowering is None or scope.settings() is None:
+        if lowering is None or context.settings() is None:
             return stock(*args, **kwargs)
         return lowering(stock, *args, **kwargs)
 

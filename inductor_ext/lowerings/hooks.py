@@ -1,0 +1,261 @@
+"""Hooks of the matmul kernels: passes over FX graphs, choices, templates, benchmarks of candidates.
+
+Reading the declarations imports no compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from inductor_ext.hooks import context, registry
+from inductor_ext.hooks.registry import Hook
+from inductor_ext.settings import Settings
+
+_FX = "torch._inductor.compile_fx"
+
+HOOKS = (
+    Hook(
+        "joint_passes",
+        "replaced",
+        (f"{_FX}._recursive_joint_graph_passes",),
+        "lowerings.hooks",
+        "Padding of matmuls, a joint pass, may change the strides of an exported program's results "
+        "and of the results of control-flow branches.",
+        parameters=("gm",),
+    ),
+    Hook(
+        "output_strides",
+        "replaced",
+        (f"{_FX}.record_original_output_strides",),
+        "lowerings.hooks",
+        "Inductor records here, after the joint passes, which strides results must keep; padded "
+        "results get a copy.",
+        parameters=("gm",),
+    ),
+    Hook(
+        "pad_mm",
+        "replaced",
+        ("torch._inductor.fx_passes.pad_mm.can_pad",),
+        "lowerings.hooks",
+        "Decides whether a matmul is padded. It must not be in branches of control flow, and need "
+        "not be if only M is unaligned, which the extension's kernels support.",
+        parameters=("mat1", "mat2"),
+        relies_on=(
+            "torch._inductor.fx_passes.pad_mm.get_alignment_size",
+            "torch._inductor.fx_passes.pad_mm.get_padded_length",
+        ),
+    ),
+    Hook(
+        "post_grad_passes",
+        "replaced",
+        (f"{_FX}._recursive_post_grad_passes",),
+        "lowerings.hooks",
+        "Fused matmuls are planned after Inductor's passes over a graph and its subgraphs. The "
+        "hook at the end of these passes, config.post_grad_custom_post_pass, belongs to the user.",
+        parameters=("gm",),
+    ),
+    Hook(
+        "triton_template",
+        "overridden",
+        ("torch._inductor.select_algorithm.TritonTemplateKernel.render_hooks",),
+        "templates.triton.template_kernel",
+        "Stores through TMA descriptors: the code of the store hook is rewritten, because the "
+        "public hook has no such option in torch 2.11.",
+        relies_on=(
+            "torch._inductor.select_algorithm.TritonTemplate.generate",
+            "torch._inductor.select_algorithm.TritonTemplateKernel.store_output",
+            "torch._inductor.select_algorithm.TritonTemplateKernel.render",
+            "torch._inductor.select_algorithm.TritonTemplateKernel.use_jit",
+            "torch._inductor.select_algorithm.TritonTemplateKernel.triton_meta",
+            "torch._inductor.select_algorithm.TritonTemplateCaller.bmreq",
+            "torch._inductor.autotune_process.TritonBenchmarkRequest.module_path",
+        ),
+    ),
+    Hook(
+        "triton_template_device",
+        "overridden",
+        ("torch._inductor.select_algorithm.TritonTemplateKernel.jit_lines",),
+        "templates.triton.template_kernel",
+        "With torch.compiler.config.compile_on_one_rank, the device index is removed from the "
+        "decorator of a template. Inductor removes it from kernels that are not templates.",
+        relies_on=(
+            "torch.fx.experimental.proxy_tensor._coor_enabled",
+            "torch._inductor.codegen.common.DeviceOpOverrides.current_device_idx_expr",
+        ),
+        since="2.14",
+    ),
+    Hook(
+        "cuda_objects",
+        "changed",
+        ("torch._inductor.codecache.CUDACodeCache.aot_kernels_o",),
+        "lowerings.cutlass_call",
+        "The object files of CUTLASS kernels that a package links; the list is cleared after the "
+        "build.",
+    ),
+    Hook(
+        "removed_buffers",
+        "changed",
+        ("torch._inductor.graph.GraphLowering.removed_buffers",),
+        "lowerings.cutlass_call",
+        "The output of a CUTLASS kernel is required even if fusion has removed it.",
+    ),
+    Hook(
+        "compiled_triton_kernels",
+        "changed",
+        ("torch._inductor.async_compile.CompiledTritonKernels.cache_clear",),
+        "autotune.inductor_benchmark",
+        "Removes kernels that were compiled for candidates from the process.",
+    ),
+    Hook(
+        "compile_counters",
+        "changed",
+        ("torch._dynamo.utils.counters",),
+        "autotune.inductor_benchmark",
+        "Compiles of candidates and reference programs are not counted as the user's.",
+        relies_on=("torch._inductor.metrics.get_metric_fields|torch._inductor.metrics.reset",),
+    ),
+    Hook(
+        "config_defaults",
+        "read",
+        ("torch.utils._config_module.ConfigModule._config",),
+        "autotune.cutlass_options",
+        "Tells whether a CUTLASS option was set under its old or its new name: the default of an "
+        "option has no public reader.",
+    ),
+    Hook(
+        "ephemeral_precision",
+        "changed",
+        ("torch.backends.cuda.matmul",),
+        "autotune.reference.operators",
+        "The float32 precision is set for the reference program while a candidate is measured, "
+        "and restored afterwards.",
+    ),
+)
+
+
+def install_hooks() -> None:
+    """Register the lowerings, and install the dispatchers, once per process."""
+    # Importing these modules registers their lowerings.
+    from inductor_ext.lowerings import aten, fused  # noqa: F401
+    from inductor_ext.lowerings.pointwise import erf  # noqa: F401
+
+    dispatchers = {
+        "joint_passes": _dispatch_joint_passes,
+        "output_strides": _dispatch_output_strides,
+        "pad_mm": _dispatch_can_pad,
+        "post_grad_passes": _dispatch_post_grad_passes,
+    }
+    registry.install(HOOKS, dispatchers)
+
+
+def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
+    from inductor_ext.lowerings.graph import pad_mm_policy
+
+    @functools.wraps(stock)
+    def _recursive_joint_graph_passes(gm: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor.virtualized import V
+
+        if context.settings() is None:
+            return stock(gm, *args, **kwargs)
+        # In a JIT compile strides need not be kept: dynamo receives the outputs and queries the
+        # strides of each tensor, and the FX graph cache keys the graph as it is after the passes.
+        before = pad_mm_policy.result_strides(gm) if V.aot_compilation is True else None
+        with pad_mm_policy.track_control_flow(gm):
+            result = stock(gm, *args, **kwargs)
+        if before is not None:
+            pad_mm_policy.record_strides(result, before)
+        return result
+
+    return _recursive_joint_graph_passes
+
+
+def _dispatch_output_strides(stock: Callable[..., None]) -> Callable[..., None]:
+    from inductor_ext.lowerings.graph import pad_mm_policy
+
+    @functools.wraps(stock)
+    def record_original_output_strides(gm: Any) -> None:
+        stock(gm)
+        if context.settings() is not None:
+            pad_mm_policy.restore_strides(gm)
+
+    return record_original_output_strides
+
+
+def _dispatch_can_pad(stock: Callable[..., bool]) -> Callable[..., bool]:
+    from inductor_ext.autotune import decide
+    from inductor_ext.lowerings.graph import pad_mm_policy
+
+    @functools.wraps(stock)
+    def can_pad(mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> bool:
+        settings = context.settings()
+        if settings is not None:
+            if not pad_mm_policy.may_pad():
+                return False
+            if decide.may_replace_aten(settings) and pad_mm_policy.is_only_m_unaligned(mat1, mat2):
+                return False
+        return stock(mat1, mat2, *args, **kwargs)
+
+    return can_pad
+
+
+def _dispatch_post_grad_passes(stock: Callable[..., None]) -> Callable[..., None]:
+    from torch._inductor import config as inductor_config
+
+    @functools.wraps(stock)
+    def _recursive_post_grad_passes(gm: Any, *args: Any, **kwargs: Any) -> None:
+        outer = context.current().graph_in_passes
+        settings = context.settings()
+        if settings is None or (outer is not None and gm in outer.modules()):
+            # Passes over the outer graph trace its subgraphs, which must consist of plain operators
+            # until then. Subgraphs are therefore planned together with the outer graph.
+            stock(gm, *args, **kwargs)
+            return
+        with context.enter(graph_in_passes=gm):
+            stock(gm, *args, **kwargs)
+        if inductor_config.use_post_grad_passes:
+            from inductor_ext.lowerings.graph import post_grad_pass
+
+            post_grad_pass.plan_matmuls(gm, settings)
+
+    return _recursive_post_grad_passes
+
+
+class KernelChoices:
+    """Mixin over an InductorChoices class that overrides decisions about kernels."""
+
+    settings: Settings
+
+    def get_template_configs(
+        self, kernel_inputs: Any, templates: Any, op_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Return Inductor's candidates for a matmul, without those that are known to be slower."""
+        from inductor_ext.lowerings import aten
+
+        templates = aten.sole_candidates(templates)
+        stock: Any = super()
+        return stock.get_template_configs(kernel_inputs, templates, op_name, *args, **kwargs)
+
+    def should_use_persistent_reduction(self, features: Any, cooperative_reduction: bool) -> bool:
+        """Whether a reduction keeps its row in registers: Inductor's cases, and further ones.
+
+        A user's class that overrides this method takes precedence.
+        """
+        from torch._inductor import config as inductor_config
+        from torch._inductor.choices import InductorChoices
+
+        from inductor_ext.lowerings.pointwise import persistent_reductions
+
+        stock: Any = super()
+        if stock.should_use_persistent_reduction(features, cooperative_reduction):
+            return True
+        stock_class: Any = super(KernelChoices, type(self))
+        return (
+            self.settings.persistent_rows
+            and stock_class.should_use_persistent_reduction
+            is InductorChoices.should_use_persistent_reduction
+            and inductor_config.triton.persistent_reductions
+            and not cooperative_reduction
+            and persistent_reductions.should_hold_row_in_registers(features)
+        )
