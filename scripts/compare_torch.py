@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""What a torch release changes among the names of torch that inductor_ext uses.
+"""Compares the names of torch that inductor_ext uses between two torch releases.
 
     scripts/compare_torch.py OLD NEW [--json] [--package FOLDER]
 
 OLD and NEW are torch packages: the folder `torch` in site-packages or in an unzipped wheel, the
-folder that holds it, a virtual environment, or a Python interpreter that has it installed. Both are
-read and neither is imported, so that a torch can be compared that does not run here.
+folder that contains it, a virtual environment, or a Python interpreter that has it installed. Both
+are read and neither is imported, so a torch that does not run here can be compared.
 
-What is found, most important first: names that NEW lacks, signatures and bases that differ,
-defaults of config keys that differ, names that are looked up with a guard (`hasattr`, a default of
+The findings, most important first: names that NEW lacks, signatures and bases that differ, defaults
+of config keys that differ, names that are looked up with a guard (`hasattr`, a default of
 `getattr`, `except AttributeError`) and that only one torch has, classes of wrapper lines, IR nodes
-and scheduler nodes that only NEW has, new names in modules in which we replace something, and what
-the source alone does not tell. A function whose body alone has changed is not found.
+and scheduler nodes that only NEW has, new names in modules in which the extension replaces
+something, and names that the source alone does not determine. A function of which only the body
+changed is not reported.
 
-Exit code: 0 if nothing that is used without a guard is gone or changed, 1 otherwise, 2 if OLD or
-NEW is no torch package.
+Exit code: 0 if no name that is used without a guard is gone or changed, 1 otherwise, 2 if OLD or
+NEW is not a torch package.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch_source import TorchSource
+from torch_names import TorchNames
 from torch_uses import CONFIGS, Use, find_uses
 
 NODE_CLASSES = ("WrapperLine", "ExternKernel", "BaseSchedulerNode")
-"""Classes whose subclasses the memory planner or the kernel order has to decide about."""
+"""Classes whose subclasses must be in the tables of the memory planner or the kernel order."""
 
 SEVERITIES = {
     "gone": "gone",
@@ -55,7 +56,7 @@ _PART = re.compile(r", |; | (?=\()")
 
 @dataclass
 class Finding:
-    """One difference, and where the name is used."""
+    """One difference, and the places that use the name."""
 
     severity: str
     path: str
@@ -64,125 +65,140 @@ class Finding:
 
 
 class BadTorchError(Exception):
-    """An argument that leads to no torch package."""
+    """An argument that does not name a torch package."""
 
 
 # --- the comparison -----------------------------------------------------------------------------
 
 
-def compare(old: TorchSource, new: TorchSource, uses: Iterable[Use]) -> list[Finding]:
-    """All findings, most important first."""
+def compare(old: TorchNames, new: TorchNames, uses: Iterable[Use]) -> list[Finding]:
+    """Return all findings, most important first."""
     findings: dict[tuple[str, str], Finding] = {}
-    patched = {CONFIGS[0]}
+    modules = {CONFIGS[0]}
     for use in uses:
         if use.path.startswith("torch.version."):
-            continue  # Differs by nature.
-        found = _compare_use(old, new, use)
-        if use.patched:
-            patched |= _modules(old, use.path) | _modules(new, use.path)
-        if found is not None:
-            # A chain through something that is gone ends there; others may end there as well.
-            first = findings.setdefault((found.severity, found.path), found)
-            if first is not found:
-                first.places += [place for place in found.places if place not in first.places]
-    every = [*findings.values(), *_new_classes(old, new), *_new_names(old, new, patched)]
+            continue  # Differs in every release.
+        finding = _compare_use(old, new, use)
+        if use.is_patched:
+            modules |= _find_module(old, use.path) | _find_module(new, use.path)
+        if finding is not None:
+            # A finding names the first missing name of a chain, which may be the same for others.
+            first = findings.setdefault((finding.severity, finding.path), finding)
+            if first is not finding:
+                first.places += [place for place in finding.places if place not in first.places]
+    result = [
+        *findings.values(),
+        *_find_new_classes(old, new),
+        *_find_new_names(old, new, modules),
+    ]
     for torch in (old, new):
-        every += [
-            Finding("unresolved", item, f"not read in {torch.version}") for item in torch.unreadable
+        result += [
+            Finding("unresolved", module, f"not read in {torch.version}")
+            for module in torch.unreadable
         ]
     order = list(SEVERITIES)
-    return sorted(every, key=lambda x: (order.index(x.severity), x.path))
+    return sorted(result, key=lambda x: (order.index(x.severity), x.path))
 
 
-def _compare_use(old: TorchSource, new: TorchSource, use: Use) -> Finding | None:
+def _compare_use(old: TorchNames, new: TorchNames, use: Use) -> Finding | None:
     before, after = old.resolve(use.path), new.resolve(use.path)
-    if use.weak and before.status != "found":
+    if use.is_weak and before.status != "defined":
         return None
-    where = {"places": list(use.places)}
-    if before.status == "found" and after.status == "missing":
-        gone = _beyond(use.path, after.prefix)
-        return Finding("guarded" if use.guarded else "gone", gone, f"not in {new.version}", **where)
-    if before.status == "missing" and after.status == "found":
-        added = _beyond(use.path, before.prefix)
-        severity = "guarded" if use.guarded else "added"
-        return Finding(severity, added, f"not in {old.version}", **where)
-    if before.status != "found" or after.status != "found":
-        if use.guarded and before.status == after.status == "missing":
-            return Finding("guarded", use.path, "in neither", **where)
+    location = {"places": list(use.places)}
+    if before.status == "defined" and after.status == "missing":
+        path = _cut_after(use.path, after.prefix)
+        return Finding(
+            "guarded" if use.is_guarded else "gone", path, f"not in {new.version}", **location
+        )
+    if before.status == "missing" and after.status == "defined":
+        path = _cut_after(use.path, before.prefix)
+        severity = "guarded" if use.is_guarded else "added"
+        return Finding(severity, path, f"not in {old.version}", **location)
+    if before.status != "defined" or after.status != "defined":
+        if use.is_guarded and before.status == after.status == "missing":
+            return Finding("guarded", use.path, "in neither", **location)
         shorter = min(before.prefix, after.prefix, key=len)
-        at = "in neither" if before.status == after.status == "missing" else f"from {shorter} on"
-        at = "a computed name" if "<" in use.path else at
-        return Finding("unresolved", use.path, at, **where)
+        if "<" in use.path:
+            detail = "a computed name"
+        elif before.status == after.status == "missing":
+            detail = "in neither"
+        else:
+            detail = f"from {shorter} on"
+        return Finding("unresolved", use.path, detail, **location)
     texts = [
-        torch.signature(it.objects, use.constructed) for torch, it in ((old, before), (new, after))
+        torch.describe_signature(resolution.objects, use.is_constructed)
+        for torch, resolution in ((old, before), (new, after))
     ]
     severity = "signature"
     if texts[0] == texts[1]:
         literal = not use.path.startswith(CONFIGS)
-        texts = [torch.default(it.objects, literal) for torch, it in ((old, before), (new, after))]
+        texts = [
+            torch.describe_default(resolution.objects, literal)
+            for torch, resolution in ((old, before), (new, after))
+        ]
         severity = "default"
     if texts[0] == texts[1]:
         return None
-    return Finding(severity, use.path, _change(*texts), **where)
+    return Finding(severity, use.path, _describe_change(*texts), **location)
 
 
-def _change(before: str, after: str) -> str:
-    """What differs between two signatures or values, one line for each side."""
-    parts = [list(map(_balanced, _PART.split(text))) for text in (before, after)]
-    only = [[part for part in parts[side] if part not in parts[1 - side]] for side in (0, 1)]
-    if before and after and len(before) + len(after) > 200 and any(only):
-        before, after = (", ".join(item) for item in only)
+def _describe_change(before: str, after: str) -> str:
+    """Return the difference of two signatures or values, one line per side."""
+    parts = [list(map(_strip_unbalanced, _PART.split(text))) for text in (before, after)]
+    differences = [[part for part in parts[side] if part not in parts[1 - side]] for side in (0, 1)]
+    if before and after and len(before) + len(after) > 200 and any(differences):
+        before, after = map(", ".join, differences)
     return f"\n- {before or 'none'}\n+ {after or 'none'}"
 
 
-def _balanced(part: str) -> str:
-    """A parameter without a parenthesis of the list that it begins or ends."""
+def _strip_unbalanced(part: str) -> str:
+    """Return a parameter without the parenthesis of the list that it begins or ends."""
     surplus = part.count("(") - part.count(")")
     return part.removeprefix("(") if surplus > 0 else part[: len(part) + surplus]
 
 
-def _beyond(path: str, prefix: str) -> str:
-    """The path up to the first name that is missing."""
+def _cut_after(path: str, prefix: str) -> str:
+    """Return the path up to the first name after a prefix."""
     return ".".join(path.split(".")[: prefix.count(".") + 2])
 
 
-def _modules(torch: TorchSource, path: str) -> set[str]:
-    """The module of what is replaced."""
+def _find_module(torch: TorchNames, path: str) -> set[str]:
+    """Return the module in which a name is replaced; empty if there is none."""
     parts = path.split(".")
     for end in range(len(parts) - 1, 0, -1):
-        if torch.module(".".join(parts[:end])):
+        if torch.find_module(".".join(parts[:end])):
             return {".".join(parts[:end])}
     return set()
 
 
-def _new_classes(old: TorchSource, new: TorchSource) -> Iterator[Finding]:
+def _find_new_classes(old: TorchNames, new: TorchNames) -> Iterator[Finding]:
     for root in NODE_CLASSES:
-        for path in new.subclasses(root) - old.subclasses(root):
+        for path in new.find_subclasses(root) - old.find_subclasses(root):
             yield Finding("class", path, f"subclass of {root}")
 
 
-def _new_names(old: TorchSource, new: TorchSource, modules: set[str]) -> Iterator[Finding]:
+def _find_new_names(old: TorchNames, new: TorchNames, modules: set[str]) -> Iterator[Finding]:
     for name in sorted(modules):
-        before, after = old.module(name), new.module(name)
+        before, after = old.find_module(name), new.find_module(name)
         if before is None or after is None:
             continue
-        added = [
+        names = [
             key
             for key, bindings in after.scope.names.items()
             if key not in before.scope.names and not isinstance(bindings[0], str)
         ]
-        if added:
-            yield Finding("name", name, ", ".join(added))
+        if names:
+            yield Finding("name", name, ", ".join(names))
 
 
 # --- the command --------------------------------------------------------------------------------
 
 
 def locate(argument: str) -> Path:
-    """The folder of the torch package that an argument of the command names.
+    """Return the folder of the torch package that a command-line argument names.
 
     Raises:
-        BadTorchError: if there is none.
+        BadTorchError: there is none.
     """
     path = Path(argument)
     if path.is_file():
@@ -190,21 +206,25 @@ def locate(argument: str) -> Path:
             raise BadTorchError(f"{argument} is a wheel: unzip it, and give the folder")
         query = "import sysconfig; print(sysconfig.get_paths()['platlib'])"
         try:
-            asked = subprocess.run([path, "-c", query], capture_output=True, text=True, check=True)
+            process = subprocess.run(
+                [path, "-c", query], capture_output=True, text=True, check=True
+            )
         except (OSError, subprocess.CalledProcessError):
             raise BadTorchError(
                 f"{argument} is neither a folder nor a Python interpreter"
             ) from None
-        path = Path(asked.stdout.strip())
+        path = Path(process.stdout.strip())
     candidates = [path, path / "torch", *sorted(path.glob("lib/python3*/site-packages/torch"))]
     for candidate in candidates:
         if (candidate / "_inductor").is_dir() and (candidate / "__init__.py").is_file():
             return candidate
-    raise BadTorchError(f"{argument} holds no torch package (a folder torch with torch/_inductor)")
+    raise BadTorchError(
+        f"{argument} contains no torch package (a folder torch with torch/_inductor)"
+    )
 
 
 def render(findings: Iterable[Finding]) -> str:
-    """The findings as text, grouped by what they are."""
+    """Return the findings as text, grouped by severity."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.severity, []).append(finding)
@@ -212,12 +232,13 @@ def render(findings: Iterable[Finding]) -> str:
     for severity, title in SEVERITIES.items():
         group = groups.get(severity, [])
         lines += [f"{title} ({len(group)})" if group else f"{title}: none"]
-        for item in group:
-            more = f" and {len(item.places) - 2} more" if len(item.places) > 2 else ""
-            where = f"  [{', '.join(item.places[:2])}{more}]" if item.places else ""
-            first, *rest = item.detail.splitlines() or [""]
-            name = f"{item.path}: {first}" if first else item.path
-            lines += [f"  {name}{where}", *(f"    {line}" for line in rest)]
+        for finding in group:
+            places = finding.places
+            more = f" and {len(places) - 2} more" if len(places) > 2 else ""
+            location = f"  [{', '.join(places[:2])}{more}]" if places else ""
+            first, *rest = finding.detail.splitlines() or [""]
+            name = f"{finding.path}: {first}" if first else finding.path
+            lines += [f"  {name}{location}", *(f"    {line}" for line in rest)]
     return "\n".join(lines)
 
 
@@ -234,19 +255,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--package",
         type=Path,
         default=Path(__file__).resolve().parent.parent / "inductor_ext",
-        help="the package whose uses of torch are looked at",
+        help="the package whose uses of torch are compared",
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        old, new = TorchSource(locate(given.old)), TorchSource(locate(given.new))
+        old, new = TorchNames(locate(options.old)), TorchNames(locate(options.new))
     except BadTorchError as error:
         print(f"compare_torch: {error}", file=sys.stderr)
         return 2
-    gc.disable()  # Millions of syntax nodes, and no garbage among them.
-    uses = find_uses(given.package)
+    gc.disable()  # Traversing millions of syntax nodes would take longer than parsing them.
+    uses = find_uses(options.package)
     findings = compare(old, new, uses.values())
-    failed = any(finding.severity in FAILING for finding in findings)
-    if given.json:
+    has_failure = any(finding.severity in FAILING for finding in findings)
+    if options.json:
         report = {
             "old": old.version,
             "new": new.version,
@@ -255,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(report, indent=1))
     else:
         print(f"torch {old.version} -> {new.version}\n{render(findings)}")
-    return int(failed)
+    return int(has_failure)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import compare_torch
 import pytest
 import torch
 from compare_torch import Finding
-from torch_source import TorchSource
+from torch_names import TorchNames
 from torch_uses import Use, find_uses
 
 INSTALLED = Path(torch.__file__).parent
@@ -81,9 +81,9 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 def compared(tmp_path: Path, ours: str, changed: dict[str, str]) -> list[Finding]:
     """The findings for a package with source `ours`; NEW is OLD except for the changed files."""
     package = write(tmp_path / "ours", {"module.py": ours})
-    old = TorchSource(write(tmp_path / "old" / "torch", TORCH))
+    old = TorchNames(write(tmp_path / "old" / "torch", TORCH))
     newer = {**TORCH, "version.py": "__version__ = '1.1'", **changed}
-    new = TorchSource(write(tmp_path / "new" / "torch", newer))
+    new = TorchNames(write(tmp_path / "new" / "torch", newer))
     return compare_torch.compare(old, new, find_uses(package).values())
 
 
@@ -112,9 +112,9 @@ def test_equal_releases_have_no_findings(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_replaced_names_and_config_keys_are_found() -> None:
     uses = find_uses(Path(compare_torch.__file__).parent.parent / "inductor_ext")
-    source = TorchSource(INSTALLED)
+    source = TorchNames(INSTALLED)
     # Declared by its path, in the table of hooks.
-    assert uses["torch._inductor.compile_fx.compile_fx"].patched
+    assert uses["torch._inductor.compile_fx.compile_fx"].is_patched
     for path in (
         "torch._inductor.codegen.wrapper.AllocateLine",
         "torch._inductor.virtualized.V.graph.removed_buffers",
@@ -123,24 +123,24 @@ def test_replaced_names_and_config_keys_are_found() -> None:
         "torch._functorch.config.force_autograd_cache",
         "torch.compiler.config.force_disable_caches",
     ):
-        assert not uses[path].weak, path
-        assert source.resolve(path).status == "found", path
+        assert not uses[path].is_weak, path
+        assert source.resolve(path).status == "defined", path
     # Used so that a guard stands around one of the two, whatever the torch.
-    assert uses["torch._inductor.ir.Conditional.get_free_symbol_uses"].guarded
-    assert uses["torch._inductor.ir.Switch.get_free_symbol_uses"].guarded
+    assert uses["torch._inductor.ir.Conditional.get_free_symbol_uses"].is_guarded
+    assert uses["torch._inductor.ir.Switch.get_free_symbol_uses"].is_guarded
 
 
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        ("torch.empty", "found"),
-        ("torch.float32", "found"),
-        ("torch._scaled_mm", "found"),
-        ("torch.ops.aten.mm.default", "found"),
-        ("torch._C._profiler._EventType", "found"),
-        ("torch._inductor.ir.FixedLayout.get_free_symbol_uses", "found"),
-        ("torch._inductor.virtualized.V.graph.scheduler", "found"),
-        ("torch._inductor.config.patch", "found"),
+        ("torch.empty", "defined"),
+        ("torch.float32", "defined"),
+        ("torch._scaled_mm", "defined"),
+        ("torch.ops.aten.mm.default", "defined"),
+        ("torch._C._profiler._EventType", "defined"),
+        ("torch._inductor.ir.FixedLayout.get_free_symbol_uses", "defined"),
+        ("torch._inductor.virtualized.V.graph.scheduler", "defined"),
+        ("torch._inductor.config.patch", "defined"),
         ("torch._inductor.config.no_such_key", "missing"),
         ("torch._inductor.ir.FixedLayout.no_such_method", "missing"),
         ("torch._inductor.no_such_module.f", "missing"),
@@ -148,7 +148,7 @@ def test_replaced_names_and_config_keys_are_found() -> None:
     ],
 )
 def test_names_of_the_installed_torch_are_followed(path: str, status: str) -> None:
-    assert TorchSource(INSTALLED).resolve(path).status == status
+    assert TorchNames(INSTALLED).resolve(path).status == status
 
 
 # --- each kind of finding -----------------------------------------------------------------------
@@ -446,8 +446,8 @@ def test_other_folders_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixtur
     text = tmp_path / "text.txt"
     text.touch()
     for argument, complaint in (
-        (tmp_path, "holds no torch package"),
-        (tmp_path / "nowhere", "holds no torch package"),
+        (tmp_path, "contains no torch package"),
+        (tmp_path / "nowhere", "contains no torch package"),
         (wheel, "is a wheel: unzip it"),
         (text, "is neither a folder nor a Python interpreter"),
     ):
@@ -466,7 +466,7 @@ def test_uses_are_collected_over_files(tmp_path: Path) -> None:
     assert uses["torch.compile"] == Use(
         "torch.compile",
         places=["ours/a.py:2", "ours/b/c.py:2"],
-        guarded=False,
-        weak=False,
-        constructed=True,
+        is_guarded=False,
+        is_weak=False,
+        is_constructed=True,
     )

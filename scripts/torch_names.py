@@ -1,8 +1,12 @@
-"""Names, signatures and classes of a torch package, read from its source without importing it.
+"""Resolves names of a torch package in its source files, without importing torch.
 
-`TorchSource.resolve` follows a dotted path such as `torch._inductor.ir.Switch.get_free_symbol_uses`
-through re-exports, definitions under `if` and `try`, base classes and annotated types. What cannot
-be followed that way is "unknown", which is different from "missing".
+`TorchNames.resolve` follows a dotted path such as `torch._inductor.ir.Switch.get_free_symbol_uses`
+through re-exports, definitions inside `if` and `try`, base classes and annotated types. If the
+source does not determine a type, the result is "unknown" instead of "missing".
+
+`inductor_ext.hooks.torch_source` also looks up names in torch's sources. It parses only the
+definitions that the hooks declare, in about a second, for `inductor-ext doctor`. To follow types,
+and to list classes and new names, this module parses whole modules, which takes longer.
 """
 
 from __future__ import annotations
@@ -55,14 +59,14 @@ class Value:
 
 @dataclass(eq=False)
 class Builtin:
-    """An attribute of Python's own: of functions, of `object`, of a `str`."""
+    """An attribute of a Python builtin: of functions, of `object`, of a `str`."""
 
     name: str
 
 
 @dataclass(eq=False)
 class Operator:
-    """`torch.ops.aten.<name>`, by its schemas."""
+    """An operator `torch.ops.aten.<name>`, with its schemas."""
 
     schemas: tuple[str, ...]
 
@@ -72,11 +76,13 @@ Object = Module | Class | Function | Value | Builtin | Operator
 
 @dataclass(eq=False)
 class Resolution:
-    """Where a path leads to: "found", "missing" or "unknown", and the part of it that was found."""
+    """The objects that a dotted path refers to."""
 
     status: str
+    """"defined", "missing" or "unknown"."""
     objects: list[Object]
     prefix: str
+    """The part of the path that was resolved."""
 
 
 @dataclass(eq=False)
@@ -89,12 +95,16 @@ class Scope:
     dynamic: bool = False
 
 
-class Unknown(Exception):
-    """An attribute of something whose type the source does not tell."""
+class UnknownTypeError(Exception):
+    """An attribute of an object whose type the source does not determine."""
 
 
-class TorchSource:
-    """A torch package; `root` is the folder that holds torch's `__init__.py`."""
+class TorchNames:
+    """The names of a torch package.
+
+    Args:
+        root: the folder that contains torch's `__init__.py`.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -107,12 +117,12 @@ class TorchSource:
     def version(self) -> str:
         file = self.root / "version.py"
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
-        found = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
-        return found[1] if found else "of unknown version"
+        match = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
+        return match[1] if match else "of unknown version"
 
     @functools.cached_property
     def _operators(self) -> dict[str, list[str]] | None:
-        """The schemas of ATen's operators by name, from the wheel's torchgen; None without it."""
+        """Schemas of ATen operators by name, from the wheel's torchgen; None without it."""
         native = "torchgen/packaged/ATen/native/native_functions.yaml"
         file = self.root.parent / native
         if not file.is_file():
@@ -124,8 +134,8 @@ class TorchSource:
 
     # --- modules and their names ----------------------------------------------------------------
 
-    def module(self, name: str) -> Module | None:
-        """The module of a dotted name; the stub of one that is compiled; None if there is none."""
+    def find_module(self, name: str) -> Module | None:
+        """Return a module or its stub by dotted name; None if there is neither."""
         if name not in self._modules:
             base = self.root.joinpath(*name.split(".")[1:])
             candidates = [base / "__init__.py", base.with_name(base.name + ".py")]
@@ -134,10 +144,10 @@ class TorchSource:
             if file is None and base.is_dir():
                 self._modules[name] = Module(name, base, Scope())
             else:
-                self._modules[name] = None if file is None else self._read(name, file)
+                self._modules[name] = None if file is None else self._read_module(name, file)
         return self._modules[name]
 
-    def _read(self, name: str, file: Path) -> Module:
+    def _read_module(self, name: str, file: Path) -> Module:
         module = Module(name, file, Scope())
         try:
             text = file.read_text(encoding="utf-8")
@@ -153,190 +163,198 @@ class TorchSource:
                 module.scope.names.setdefault(global_name, [Value(module, None)])
         return module
 
-    def inductor_classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
-        """Each class of `torch._inductor` with its dotted name."""
+    def iterate_inductor_classes(self) -> Iterator[tuple[str, ast.ClassDef]]:
+        """Yield each class of `torch._inductor` with its dotted name."""
         for file in sorted((self.root / "_inductor").rglob("*.py")):
             parts = file.relative_to(self.root).with_suffix("").parts
             name = ".".join(["torch", *(part for part in parts if part != "__init__")])
-            module = self.module(name)
-            for defined, bindings in module.scope.names.items() if module else ():
+            module = self.find_module(name)
+            for local_name, bindings in module.scope.names.items() if module else ():
                 for binding in bindings:
                     if isinstance(binding, ast.ClassDef):
-                        yield f"{name}.{defined}", binding
+                        yield f"{name}.{local_name}", binding
 
-    def subclasses(self, root: str) -> set[str]:
-        """Dotted names of the classes of `torch._inductor` below the class of this last name."""
-        found: set[str] = set()
-        known, before = {root}, 0
-        while len(known) > before:
-            before = len(known)
+    def find_subclasses(self, root: str) -> set[str]:
+        """Return dotted names of the subclasses of a class in `torch._inductor`.
+
+        Args:
+            root: the class's name, without its module. Base classes are matched by this name.
+        """
+        paths: set[str] = set()
+        class_names, previous_count = {root}, 0
+        while len(class_names) > previous_count:
+            previous_count = len(class_names)
             for path, bases in self._bases:
-                if not bases.isdisjoint(known):
-                    found.add(path)
-                    known.add(path.rpartition(".")[2])
-        return found
+                if not bases.isdisjoint(class_names):
+                    paths.add(path)
+                    class_names.add(path.rpartition(".")[2])
+        return paths
 
     @functools.cached_property
     def _bases(self) -> list[tuple[str, set[str]]]:
         return [
             (path, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
-            for path, node in self.inductor_classes()
+            for path, node in self.iterate_inductor_classes()
         ]
 
     # --- following a path -----------------------------------------------------------------------
 
-    @functools.cache  # noqa: B019  # as long-lived as the source itself
+    @functools.cache  # noqa: B019  # as long-lived as the source self_name
     def resolve(self, path: str) -> Resolution:
         """Follow a dotted path that begins with `torch`."""
         parts = path.split(".")
         if parts[:3] == ["torch", "ops", "aten"]:
             return self._resolve_operator(path, parts)
-        start = self.module("torch")
+        start = self.find_module("torch")
         if start is None:
             return Resolution("missing", [], "")
         objects: list[Object] = [start]
         for index, name in enumerate(parts[1:], 1):
             try:
-                following = self._step(objects, name)
-            except Unknown:
+                attributes = self._find_attribute(objects, name)
+            except UnknownTypeError:
                 return Resolution("unknown", objects, ".".join(parts[:index]))
-            if not following:
+            if not attributes:
                 return Resolution("missing", objects, ".".join(parts[:index]))
-            objects = following
-        return Resolution("found", objects, path)
+            objects = attributes
+        return Resolution("defined", objects, path)
 
     def _resolve_operator(self, path: str, parts: list[str]) -> Resolution:
         if len(parts) == 3:
-            return Resolution("found", [], path)
+            return Resolution("defined", [], path)
         name = parts[3]
         schemas = (self._operators or {}).get(name, [])
         if len(parts) > 4 and not parts[4].startswith("_"):
-            wanted = f"{name}(" if parts[4] == "default" else f"{name}.{parts[4]}("
-            schemas = [schema for schema in schemas if schema.startswith(wanted)]
+            prefix = f"{name}(" if parts[4] == "default" else f"{name}.{parts[4]}("
+            schemas = [schema for schema in schemas if schema.startswith(prefix)]
         if not schemas:
             # Some operators are registered elsewhere, and the file lacks generated `out` variants.
             return Resolution("unknown", [], "torch.ops.aten")
-        return Resolution("found", [Operator(tuple(sorted(schemas)))], path)
+        return Resolution("defined", [Operator(tuple(sorted(schemas)))], path)
 
-    def _step(self, objects: Iterable[Object], name: str) -> list[Object]:
-        """What `.name` of either of these is; empty if neither has it.
+    def _find_attribute(self, objects: Iterable[Object], name: str) -> list[Object]:
+        """Return what `.name` of the objects may be; empty if none has that attribute.
 
         Raises:
-            Unknown: if one of them may have it for all that the source tells.
+            UnknownTypeError: none is known to have it, but one may have it.
         """
         unknown = False
-        found: list[Object] = []
+        attributes: list[Object] = []
         for obj in objects:
             try:
-                found += self._attribute(obj, name)
-            except Unknown:
+                attributes += self._find_attribute_of(obj, name)
+            except UnknownTypeError:
                 unknown = True
-        if not found and unknown:
-            raise Unknown
-        return found
+        if not attributes and unknown:
+            raise UnknownTypeError
+        return attributes
 
-    def _attribute(self, owner: Object, name: str) -> list[Object]:
+    def _find_attribute_of(self, owner: Object, name: str) -> list[Object]:
         if isinstance(owner, Module):
-            return self._of_module(owner, name)
+            return self._find_in_module(owner, name)
         if isinstance(owner, Class):
-            return self._of_class(owner, name, set())
+            return self._find_in_class(owner, name, set())
         if isinstance(owner, Function) and not _is_property(owner):
             if hasattr(types.FunctionType, name) or name in ("__wrapped__", "cache_clear"):
                 return [Builtin(name)]
-            raise Unknown
+            raise UnknownTypeError
         if isinstance(owner, (Function, Value)):
-            return self._step(self._type(owner), name)
+            return self._find_attribute(self._infer_types(owner), name)
         if isinstance(owner, Builtin):
             kind = getattr(builtins, owner.name, None)
             if isinstance(kind, type):
                 return [Builtin(name)] if hasattr(kind, name) else []
-        raise Unknown
+        raise UnknownTypeError
 
-    def _of_module(self, module: Module, name: str, typing: bool = False) -> list[Object]:
+    def _find_in_module(self, module: Module, name: str, typing: bool = False) -> list[Object]:
         key = (module.name, name)
         if key not in self._resolving:
             self._resolving.add(key)
             try:
-                found = self._defined(module, name, typing)
+                objects = self._find_binding(module, name, typing)
             finally:
                 self._resolving.discard(key)
-            if found:
-                return found
-        submodule = self.module(f"{module.name}.{name}") if "__init__" in module.file.name else None
+            if objects:
+                return objects
+        submodule = (
+            self.find_module(f"{module.name}.{name}") if "__init__" in module.file.name else None
+        )
         if submodule is None and module.file.is_dir():
-            submodule = self.module(f"{module.name}.{name}")
+            submodule = self.find_module(f"{module.name}.{name}")
         if submodule is not None:
             return [submodule]
         if "install_config_module" in module.scope.names:
-            # Its keys are the names it binds; the class answers by __getattr__ for these alone.
+            # Its keys are the names it binds. ConfigModule.__getattr__ returns no other names.
             for methods in self.resolve("torch.utils._config_module.ConfigModule").objects:
                 if isinstance(methods, Class) and name in self._class_scope(methods).names:
-                    return self._of_class(methods, name, set())
+                    return self._find_in_class(methods, name, set())
             return [Builtin(name)] if hasattr(types.ModuleType, name) else []
         if name in ("__name__", "__file__", "__path__", "__doc__", "__dict__"):
             return [Builtin(name)]
         if module.scope.dynamic or "__getattr__" in module.scope.names:
-            raise Unknown
+            raise UnknownTypeError
         return []
 
-    def _defined(self, module: Module, name: str, typing: bool) -> list[Object]:
+    def _find_binding(self, module: Module, name: str, typing: bool) -> list[Object]:
         scope = module.scope
         bindings = scope.names.get(name) or (scope.typing_names.get(name) if typing else None)
         if bindings:
-            return self._objects(module, bindings)
+            return self._resolve_bindings(module, bindings)
         for star in scope.stars:
             # torch binds private functions of that module too, by a loop.
             if not name.startswith("_") or star == "torch._C._VariableFunctions":
-                origin, key = self.module(star), (star, name)
+                origin, key = self.find_module(star), (star, name)
                 if origin is None or key in self._resolving:
                     continue
                 self._resolving.add(key)
-                found = self._defined(origin, name, False)
+                objects = self._find_binding(origin, name, False)
                 self._resolving.discard(key)
-                if found:
-                    return found
+                if objects:
+                    return objects
         return []
 
-    def _objects(self, module: Module, bindings: Iterable[ast.stmt | Value | str]) -> list[Object]:
-        found: list[Object] = []
+    def _resolve_bindings(
+        self, module: Module, bindings: Iterable[ast.stmt | Value | str]
+    ) -> list[Object]:
+        objects: list[Object] = []
         unknown = False
         for binding in bindings:
             if isinstance(binding, str):
-                resolved = self.import_target(binding)
-                unknown |= resolved.status == "unknown"
-                found += resolved.objects if resolved.status == "found" else []
+                resolution = self.resolve_import(binding)
+                unknown |= resolution.status == "unknown"
+                objects += resolution.objects if resolution.status == "defined" else []
             elif isinstance(binding, ast.ClassDef):
-                found.append(Class(module, binding))
+                objects.append(Class(module, binding))
             elif isinstance(binding, FUNCTIONS):
-                found.append(Function(module, binding))
+                objects.append(Function(module, binding))
             elif isinstance(binding, Value):
-                found.append(binding)
-        if not found and unknown:
-            raise Unknown
-        return found
+                objects.append(binding)
+        if not objects and unknown:
+            raise UnknownTypeError
+        return objects
 
-    def import_target(self, path: str) -> Resolution:
-        """What an import binds; a path outside of torch is unknown."""
+    def resolve_import(self, path: str) -> Resolution:
+        """Return what an import binds; a path outside of torch is unknown."""
         if path.split(".")[0] != "torch":
             return Resolution("unknown", [], path)
         parent, _, name = path.rpartition(".")
-        origin = self.module(parent) if parent else None
-        # Unlike an attribute, `from a.b import c` never finds a function `b` of the package a.
+        origin = self.find_module(parent) if parent else None
+        # Unlike an attribute, `b` in `from a.b import c` is never a function of the package a.
         if origin is not None:
             try:
-                objects = self._of_module(origin, name)
-            except Unknown:
+                objects = self._find_in_module(origin, name)
+            except UnknownTypeError:
                 return Resolution("unknown", [origin], parent)
-            return Resolution("found" if objects else "missing", objects, path)
+            return Resolution("defined" if objects else "missing", objects, path)
         return self.resolve(path)
 
-    def _of_class(self, owner: Class, name: str, seen: set[int]) -> list[Object]:
-        if id(owner.node) in seen:
+    def _find_in_class(self, owner: Class, name: str, visited: set[int]) -> list[Object]:
+        if id(owner.node) in visited:
             return []
-        seen.add(id(owner.node))
+        visited.add(id(owner.node))
         scope = self._class_scope(owner)
         if name in scope.names:
-            return self._objects(owner.module, scope.names[name])
+            return self._resolve_bindings(owner.module, scope.names[name])
         unknown = "__getattr__" in scope.names or "__getattribute__" in scope.names
         for base in owner.node.bases:
             kinds = self._evaluate(owner.module, base)
@@ -344,18 +362,18 @@ class TorchSource:
             for kind in kinds:
                 try:
                     if isinstance(kind, Class):
-                        found = self._of_class(kind, name, seen)
+                        objects = self._find_in_class(kind, name, visited)
                     else:
-                        found = self._attribute(kind, name)
-                except Unknown:
+                        objects = self._find_attribute_of(kind, name)
+                except UnknownTypeError:
                     unknown = True
                 else:
-                    if found:
-                        return found
+                    if objects:
+                        return objects
         if hasattr(type, name):
             return [Builtin(name)]
         if unknown:
-            raise Unknown
+            raise UnknownTypeError
         return []
 
     def _class_scope(self, owner: Class) -> Scope:
@@ -368,8 +386,8 @@ class TorchSource:
                     _collect_attributes(owner.module, method, scope)
         return scope
 
-    def _type(self, owner: Function | Value) -> list[Object]:
-        """The classes that a property or variable may be an instance of, or what it is alias of."""
+    def _infer_types(self, owner: Function | Value) -> list[Object]:
+        """Return the possible classes of a property or variable, or the object that it aliases."""
         if isinstance(owner, Function):
             kinds = self._evaluate(owner.module, owner.node.returns)
         elif owner.annotation is not None:
@@ -379,19 +397,19 @@ class TorchSource:
         elif isinstance(owner.value, ast.Compare):
             kinds = [Builtin("bool")]
         elif isinstance(owner.value, ast.Call):
-            called = self._evaluate(owner.module, owner.value.func)
-            kinds = [item for item in called if isinstance(item, Class)]
-            for item in called:
-                if isinstance(item, Function):
-                    kinds += self._evaluate(item.module, item.node.returns)
+            callees = self._evaluate(owner.module, owner.value.func)
+            kinds = [callee for callee in callees if isinstance(callee, Class)]
+            for callee in callees:
+                if isinstance(callee, Function):
+                    kinds += self._evaluate(callee.module, callee.node.returns)
         else:
             kinds = self._evaluate(owner.module, owner.value)
         if not kinds:
-            raise Unknown
+            raise UnknownTypeError
         return kinds
 
     def _evaluate(self, module: Module, node: ast.expr | None) -> list[Object]:
-        """What a name, a chain of attributes or an annotation stands for; empty if unknown."""
+        """Return the objects of a name, an attribute chain or an annotation; empty if unknown."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             try:
                 node = ast.parse(node.value, mode="eval").body
@@ -405,23 +423,23 @@ class TorchSource:
                 inner = node.slice if name in ("Optional", "Final", "ClassVar") else node.value
                 return self._evaluate(module, inner)
             if isinstance(node, ast.Attribute):
-                return self._step(self._evaluate(module, node.value), node.attr)
+                return self._find_attribute(self._evaluate(module, node.value), node.attr)
             if isinstance(node, ast.Name):
-                found = self._of_module(module, node.id, typing=True)
-                builtin = not found and hasattr(builtins, node.id)
-                return [Builtin(node.id)] if builtin else found
-        except Unknown:
+                objects = self._find_in_module(module, node.id, typing=True)
+                is_builtin = not objects and hasattr(builtins, node.id)
+                return [Builtin(node.id)] if is_builtin else objects
+        except UnknownTypeError:
             pass
         return []
 
     # --- signatures -----------------------------------------------------------------------------
 
-    def signature(self, objects: Iterable[Object], constructor: bool) -> str:
-        """Parameters of functions, bases of classes, literals of values; empty for the rest.
+    def describe_signature(self, objects: Iterable[Object], constructor: bool) -> str:
+        """Return parameters of functions, bases of classes, schemas of operators; else empty.
 
         Args:
-            objects: what a path leads to; several where definitions depend on a condition.
-            constructor: whether the parameters for making an instance of a class matter too.
+            objects: the objects of a path; several if definitions depend on a condition.
+            constructor: whether to include the parameters of a class's constructor.
         """
         texts: set[str] = set()
         functions = [obj for obj in objects if isinstance(obj, Function)]
@@ -430,34 +448,34 @@ class TorchSource:
         ]
         for obj in objects:
             if isinstance(obj, Function) and (obj in implementations or not implementations):
-                texts.add(_parameters(obj))
+                texts.add(_format_parameters(obj))
             elif isinstance(obj, Class):
                 bases = f"({', '.join(ast.unparse(base) for base in obj.node.bases)})"
                 texts.add(f"bases {bases}")
                 if constructor:
-                    texts.add(f"made by {self._constructor(obj)}")
+                    texts.add(f"made by {self._describe_constructor(obj)}")
             elif isinstance(obj, Operator):
                 texts.update(obj.schemas)
             elif isinstance(obj, Value) and isinstance(obj.value, (ast.Name, ast.Attribute)):
                 alias = self._evaluate(obj.module, obj.value)
                 if all(isinstance(target, (Function, Class)) for target in alias):
-                    texts.add(self.signature(alias, constructor))
+                    texts.add(self.describe_signature(alias, constructor))
         return "; ".join(sorted(texts - {""}))
 
-    def _constructor(self, owner: Class) -> str:
+    def _describe_constructor(self, owner: Class) -> str:
         if any("dataclass" in ast.unparse(item) for item in owner.node.decorator_list):
-            return "(" + ", ".join(self._fields(owner)) + ")"
+            return "(" + ", ".join(self._list_fields(owner)) + ")"
         try:
-            found = self._of_class(owner, "__init__", set())
-        except Unknown:
+            methods = self._find_in_class(owner, "__init__", set())
+        except UnknownTypeError:
             return "an unknown base"
-        return self.signature(found, False)
+        return self.describe_signature(methods, False)
 
-    def _fields(self, owner: Class) -> dict[str, None]:
+    def _list_fields(self, owner: Class) -> dict[str, None]:
         fields: dict[str, None] = {}
         for base in owner.node.bases:
             for kind in self._evaluate(owner.module, base):
-                fields.update(self._fields(kind) if isinstance(kind, Class) else {})
+                fields.update(self._list_fields(kind) if isinstance(kind, Class) else {})
         for node in owner.node.body:
             if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
                 default = f"={ast.unparse(node.value)}" if node.value else ""
@@ -465,20 +483,24 @@ class TorchSource:
         return fields
 
     @staticmethod
-    def default(objects: Iterable[Object], literal: bool) -> str:
-        """The source of a variable's value; only of a literal one with `literal`."""
+    def describe_default(objects: Iterable[Object], literal: bool) -> str:
+        """Return the source of a variable's value, or an empty string.
+
+        Args:
+            literal: whether to return literals only.
+        """
         texts = set()
         for obj in objects:
             if not isinstance(obj, Value) or obj.value is None:
                 continue
-            # Values in stubs are made up, or differ by nature.
+            # Values in stubs are placeholders.
             if not literal or (_is_literal(obj.value) and obj.module.file.suffix == ".py"):
                 texts.add(ast.unparse(obj.value))
         return " or ".join(sorted(texts))
 
 
 def _collect(module: Module, body: Iterable[ast.stmt], scope: Scope, typing: bool = False) -> None:
-    """Enter what statements bind into a scope, under whatever conditions they stand."""
+    """Enter the names that statements bind into a scope, also inside conditions."""
     names = scope.typing_names if typing else scope.names
     for node in body:
         if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
@@ -488,7 +510,7 @@ def _collect(module: Module, body: Iterable[ast.stmt], scope: Scope, typing: boo
                 target = alias.name if alias.asname else alias.name.split(".")[0]
                 names.setdefault(alias.asname or target, []).append(target)
         elif isinstance(node, ast.ImportFrom):
-            origin = _origin(module, node)
+            origin = _resolve_origin(module, node)
             for alias in node.names:
                 if alias.name == "*":
                     scope.stars.append(origin)
@@ -516,8 +538,8 @@ def _collect(module: Module, body: Iterable[ast.stmt], scope: Scope, typing: boo
 def _collect_attributes(
     module: Module, method: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope
 ) -> None:
-    """Enter the attributes that a method gives to its instance."""
-    itself = method.args.args[0].arg
+    """Enter the attributes that a method assigns to its instance."""
+    self_name = method.args.args[0].arg
     parameters = {arg.arg: arg.annotation for arg in [*method.args.args, *method.args.kwonlyargs]}
     for node in ast.walk(method):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -525,14 +547,17 @@ def _collect_attributes(
             if annotation is None and isinstance(node.value, ast.Name):
                 annotation = parameters.get(node.value.id)
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                for elt in target.elts if isinstance(target, ast.Tuple) else [target]:
-                    if isinstance(elt, ast.Attribute) and ast.unparse(elt.value) == itself:
-                        value = node.value if elt is target else None
-                        scope.names.setdefault(elt.attr, [Value(module, value, annotation)])
+                for element in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if (
+                        isinstance(element, ast.Attribute)
+                        and ast.unparse(element.value) == self_name
+                    ):
+                        value = node.value if element is target else None
+                        scope.names.setdefault(element.attr, [Value(module, value, annotation)])
 
 
-def _origin(module: Module, node: ast.ImportFrom) -> str:
-    """The absolute name of the module that is imported from."""
+def _resolve_origin(module: Module, node: ast.ImportFrom) -> str:
+    """Return the absolute name of the module that is imported from."""
     if not node.level:
         return node.module or ""
     package = module.name.split(".")
@@ -558,8 +583,8 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
-def _parameters(function: Function) -> str:
-    """The parameters with kinds and defaults, without annotations."""
+def _format_parameters(function: Function) -> str:
+    """Return the parameters with kinds and defaults, without annotations."""
     if _is_property(function):
         return "property"
     arguments = function.node.args
