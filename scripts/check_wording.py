@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds words of a private language in docs, docstrings, comments and messages; names better ones.
+"""Finds words in docs, docstrings, comments and messages that have a better one.
 
     scripts/check_wording.py [FILE ...]
 
@@ -41,7 +41,7 @@ WORDS: dict[str, str] = {
     r"\bis asked for\b|\b(?:was|were|has been) asked\b": "requested",
     r"\bis no (?:JSON|text|list|object|table|number|product|zip|path)\b": "is not a ...",
 }
-"""Regular expressions of words that stay out, each with what the field says instead."""
+"""Regular expressions of words to replace, and what to write instead."""
 
 _MESSAGE_CALLS = re.compile(
     r"Error$|^warn|^(?:warning|info|error|print)$|^_setting$|^add_(?:argument|parser)$|^NotCovered$"
@@ -53,13 +53,13 @@ _MESSAGE_NAMES = {"template", "remedy", "why", "reason", "install", "text"}
 """Variables that hold messages."""
 
 _CODE = re.compile(r"`[^`]*`|\"[\w-]+\"|^ {4,}\w+: |^ {4,}(?:return|if|def) .*$")
-"""What of a line is code: spans of it, literals, an argument's name, indented statements."""
+"""The parts of a line that are code: spans, literals, an argument's name, indented statements."""
 
 
-def texts(file: Path) -> Iterator[tuple[int, str]]:
+def iterate_prose(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of prose in a file with their numbers.
 
-    Those of a page are all but its code blocks; those of Python its docstrings, comments and
+    In a page these are the lines outside of code blocks, in Python the docstrings, comments and
     messages.
     """
     source = file.read_text(encoding="utf-8")
@@ -73,11 +73,11 @@ def texts(file: Path) -> Iterator[tuple[int, str]]:
         return
     messages: dict[ast.Constant, None] = {}
     for node in ast.walk(ast.parse(source)):
-        # A docstring, of an attribute as well, is a statement that is a string and nothing else.
+        # A docstring, also one of an attribute, is an expression statement.
         value = node.value if isinstance(node, ast.Expr) else None
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
             yield from enumerate(value.value.splitlines(), value.lineno)
-        messages.update(dict.fromkeys(_messages(node)))
+        messages.update(dict.fromkeys(_find_messages(node)))
     for message in messages:
         # A single word is a key or a name.
         if " " in message.value:
@@ -87,7 +87,7 @@ def texts(file: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def _messages(node: ast.AST) -> Iterator[ast.Constant]:
+def _find_messages(node: ast.AST) -> Iterator[ast.Constant]:
     """Yield the string literals of a node that are messages."""
     roots: list[ast.AST] = []
     if isinstance(node, ast.Call):
@@ -102,19 +102,19 @@ def _messages(node: ast.AST) -> Iterator[ast.Constant]:
                 yield child
 
 
-def findings(file: Path) -> Iterator[str]:
-    """Yield one line for each word that should not be there."""
-    shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
-    for number, line in texts(file):
+def find_problems(file: Path) -> Iterator[str]:
+    """Yield one line for each word that has a better one."""
+    name = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
+    for number, line in iterate_prose(file):
         prose = _CODE.sub("", line)
         for pattern, instead in WORDS.items():
             match = re.search(pattern, prose, re.IGNORECASE)
             if match:
-                yield f"{shown}:{number}: {match[0]!r}; write: {instead}"
+                yield f"{name}:{number}: {match[0]!r}; write: {instead}"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the findings; the exit code is 1 if there are any."""
+    """Print the problems and return the exit code, 1 if there are any."""
     files = [Path(name).resolve() for name in arguments] or sorted(
         [
             *(ROOT / "inductor_ext").rglob("*.py"),
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
             *ROOT.glob("*.md"),
         ]
     )
-    problems = [problem for file in files for problem in findings(file)]
+    problems = [problem for file in files for problem in find_problems(file)]
     print("\n".join(problems) if problems else f"wording: {len(files)} files are fine")
     return bool(problems)
 

@@ -3,9 +3,9 @@
 #
 #   scripts/make_venv.sh FOLDER PYTHON TORCH
 #
-# FOLDER may exist: what is pinned is then brought to its pin and the rest left alone, unless an
-# earlier run of this script was killed or failed half-way. That one is made anew, since pip takes a
-# half-unpacked package for an installed one.
+# If FOLDER exists, pinned packages are updated to their pins and others are kept, unless an earlier
+# run of this script was interrupted. The folder is then created again, because pip considers a
+# partly unpacked package as installed.
 set -euo pipefail
 
 venv=$1 python=$2 torch=$3
@@ -20,7 +20,7 @@ fail() {
 
 case $torch in
   *==* | *.whl) ;;
-  *) fail "TORCH=$torch names no version; give torch==X.Y.Z or a wheel" ;;
+  *) fail "TORCH=$torch has no version; use torch==X.Y.Z or a wheel" ;;
 esac
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' ||
   fail "$python is not Python 3.11 to 3.14, for which the requirements are pinned; set PYTHON"
@@ -32,17 +32,17 @@ if [ -e "$unfinished" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
   touch "$unfinished"
   "$python" -m venv "$venv"
 else
-  step "bringing $venv up to date"
+  step "updating $venv"
   touch "$unfinished"
 fi
 
-# Byte-compiling all of torch takes longer than unpacking it, and most of it is never imported.
+# Byte-compiling torch takes longer than unpacking it, and most of it is never imported.
 install() { "$venv/bin/python" -m pip install --disable-pip-version-check --no-compile "$@"; }
 
 requires_triton='
 import sys
 from importlib import metadata
-sys.exit(not any(each.startswith("triton") for each in metadata.requires("torch") or ()))
+sys.exit(not any(name.startswith("triton") for name in metadata.requires("torch") or ()))
 '
 
 step "$torch"
@@ -50,7 +50,7 @@ install "$torch" -c "$root/requirements/tools.txt"
 step "tests, lint and demo"
 install --no-deps -r "$root/requirements/tools.txt" -r "$root/requirements/demo.txt"
 if "$venv/bin/python" -c "$requires_triton"; then
-  step "Triton is the one that torch requires"
+  step "keeping the Triton that torch requires"
 else
   step "Triton"
   install --no-deps -r "$root/requirements/triton.txt"

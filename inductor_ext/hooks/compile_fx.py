@@ -13,12 +13,13 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from inductor_ext import events, exc
 from inductor_ext.cpp_wrapper.hooks import use_exported_ranges
 from inductor_ext.hooks import cache_keys, context, direct_compiles, registry, scope
+from inductor_ext.hooks.direct_compiles import Request
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.hooks.registry import Hook
 from inductor_ext.memory import compiled_callables
@@ -49,8 +50,6 @@ HOOKS = (
 )
 
 _SCOPED = "_inductor_ext_scoped"
-
-Request = Callable[[], "Mapping[str, object] | None"]
 
 
 def install_hooks(requested: Request) -> None:
@@ -87,7 +86,7 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
         compile_ = compiled_callables.begin_compile()
         call.arguments["inner_compile"] = scoped_inner_compile(inner_compile, settings, compile_)
         model = call.arguments["model_"]
-        hits = _autograd_cache_hits()
+        hits = _count_autograd_cache_hits()
         start = time.perf_counter()
         with (
             scope.compile_scope(settings),
@@ -95,11 +94,11 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
             use_exported_ranges(model),
         ):
             output = stock(*call.args, **call.kwargs)
-        if _autograd_cache_hits() > hits:
+        if _count_autograd_cache_hits() > hits:
             # inner_compile, which records each graph, was not called.
             record = CompileRecord(
                 kind="whole",
-                operators=_operators(model),
+                operators=_count_operators(model),
                 seconds=round(time.perf_counter() - start, 3),
                 cache="hit",
                 cache_key=None,
@@ -137,8 +136,8 @@ def scoped_inner_compile(
             kind = "inference" if kwargs.get("is_inference") else "forward"
         if kind != "aot":
             _check_compile_mode(kind)
-        before = _cache_counters(counters)
-        operators = _operators(gm)
+        before = _read_cache_counters(counters)
+        operators = _count_operators(gm)
         start = time.perf_counter()
         with (
             context.enter(is_aot=kind == "aot"),
@@ -147,7 +146,7 @@ def scoped_inner_compile(
         ):
             concat_frozen_weights.concat_frozen_weights(gm, settings)
             output = inner(gm, example_inputs, *args, **kwargs)
-        after = _cache_counters(counters)
+        after = _read_cache_counters(counters)
         state = next((state for state in after if after[state] > before[state]), "off")
         key = getattr(output, "_fx_graph_cache_key", None)
         if kind != "aot":
@@ -171,9 +170,8 @@ def _check_compile_mode(kind: str) -> None:
     """Raise an error for graphs that Inductor's async and progressive compile modes do not support.
 
     In torch 2.11 to 2.13 Inductor fails there with an internal error: the output of either mode
-    cannot
-    be put into the FX graph cache (it has no set_triton_bundle), and a progressive output is called
-    with the wrong arguments when it is differentiated (TypeError).
+    cannot be put into the FX graph cache (it has no set_triton_bundle), and a progressive output is
+    called with the wrong arguments when it is differentiated (TypeError).
     """
     import torch
     from torch._inductor import compile_fx as module
@@ -192,18 +190,18 @@ def _check_compile_mode(kind: str) -> None:
     raise exc.UnsupportedCompileModeError(mode=mode, why=why, fix=fix)
 
 
-def _autograd_cache_hits() -> int:
+def _count_autograd_cache_hits() -> int:
     from torch._dynamo.utils import counters
 
     return counters["aot_autograd"]["autograd_cache_hit"]
 
 
-def _cache_counters(counters: Any) -> dict[str, int]:
+def _read_cache_counters(counters: Any) -> dict[str, int]:
     inductor = counters["inductor"]
     return {state: inductor[f"fxgraph_cache_{state}"] for state in ("hit", "miss", "bypass")}
 
 
-def _operators(gm: Any) -> int:
+def _count_operators(gm: Any) -> int:
     from torch._dynamo.utils import count_calls
 
     return count_calls(gm.graph) if hasattr(gm, "graph") else 0

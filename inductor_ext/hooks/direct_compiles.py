@@ -58,13 +58,14 @@ _FEATURE_NAMES: Mapping[str, str] = {
 """Maps a hook to the user-facing name of the feature, for the warning."""
 
 Request = Callable[[], "Mapping[str, object] | None"]
+"""Returns the settings that an activation requests; None without one."""
 
 
 def install_hooks(requested: Request) -> None:
     """Install the dispatchers of those functions that the installed torch has, once per process.
 
     Args:
-        requested: `activate.requested`, which returns the settings that an activation requests.
+        requested: `activate.requested`.
     """
     for hook in HOOKS:
         if registry.has_target(hook):

@@ -63,7 +63,7 @@ def compile_scope(values: Settings) -> Iterator[None]:
 
 def install_hooks() -> None:
     """Install all hooks that affect generated code, once per process."""
-    # Imported here because a compile subprocess starts by unpickling the handler.
+    # Imported here because an activation alone does not need the features.
     from inductor_ext.hooks import features
 
     features.install_hooks()

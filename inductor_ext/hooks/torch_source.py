@@ -7,6 +7,7 @@ class, a method, a variable, or an attribute that a method of the class assigns 
 that a module imports from another torch module, and members of base classes, are followed.
 
 Only the requested definitions are parsed, so that checking all hooks takes about a second.
+`scripts/torch_names.py` parses whole modules instead, to compare two torch releases.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ class TorchSource:
             path: begins with `torch.`.
         """
         module, names = self._split(path)
-        return self._member(module, names, frozenset())
+        return self._find_member(module, names, frozenset())
 
     def _split(self, path: str) -> tuple[str, list[str]]:
         """Split a path into its longest prefix that is a module, and the remaining names."""
         parts = path.split(".")
         for length in range(len(parts), 0, -1):
             module = ".".join(parts[:length])
-            if self._file(module) is not None:
+            if self._find_file(module) is not None:
                 return module, parts[length:]
         return parts[0], parts[1:]
 
     @functools.cache  # noqa: B019 - it lives as long as one check
-    def _file(self, module: str) -> Path | None:
+    def _find_file(self, module: str) -> Path | None:
         base = self.folder.joinpath(*module.split(".")[1:])
         for file in (base / "__init__.py", base.with_suffix(".py")):
             if file.is_file():
@@ -79,14 +80,14 @@ class TorchSource:
         return None
 
     @functools.cache  # noqa: B019
-    def _text(self, module: str) -> str:
-        file = self._file(module)
+    def _read(self, module: str) -> str:
+        file = self._find_file(module)
         return "" if file is None else file.read_text(encoding="utf-8")
 
     @functools.cache  # noqa: B019
-    def _top_level(self, module: str, name: str) -> ast.AST | None:
+    def _find_top_level(self, module: str, name: str) -> ast.AST | None:
         """Return the definition of a name in a module, also one inside `if` and `try`."""
-        text = self._text(module)
+        text = self._read(module)
         escaped = re.escape(name)
         patterns = (
             rf"^([ \t]*)(?:async )?(?:def|class) {escaped}\b",
@@ -104,77 +105,81 @@ class TorchSource:
                     return node
         return None
 
-    def _imported(self, module: str, name: str) -> str | None:
+    def _find_import(self, module: str, name: str) -> str | None:
         """Return the path of what a module imports under a name."""
         pattern = re.compile(
             rf"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]+"
             rf"(\([^)]*?\b{re.escape(name)}\b[^)]*\)|[^(\n]*\b{re.escape(name)}\b[^\n]*)",
             re.MULTILINE,
         )
-        for match in pattern.finditer(self._text(module)):
+        for match in pattern.finditer(self._read(module)):
             names = re.sub(r"#.*", "", match[2]).strip("() \n\t")
             for entry in names.split(","):
                 original, _, alias = entry.strip().partition(" as ")
                 if (alias or original).strip() == name:
-                    return f"{self._absolute(module, match[1])}.{original.strip()}"
+                    return f"{self._resolve_relative(module, match[1])}.{original.strip()}"
         return None
 
-    def _absolute(self, module: str, origin: str) -> str:
+    def _resolve_relative(self, module: str, origin: str) -> str:
         dots = len(origin) - len(origin.lstrip("."))
         if not dots:
             return origin
         parts = module.split(".")
-        file = self._file(module)
+        file = self._find_file(module)
         if file is not None and file.name == "__init__.py":
             parts.append("__init__")
         return ".".join([*parts[: len(parts) - dots], *filter(None, [origin[dots:]])])
 
-    def _member(self, module: str, names: list[str], visited: frozenset[str]) -> Definition | None:
+    def _find_member(
+        self, module: str, names: list[str], visited: frozenset[str]
+    ) -> Definition | None:
         if not names:
             return Definition(module, ast.Module(body=[], type_ignores=[]))
         key = f"{module}.{names[0]}"
         if key in visited:
             return None
-        node = self._top_level(module, names[0])
+        node = self._find_top_level(module, names[0])
         if node is None:
-            path = self._imported(module, names[0])
+            path = self._find_import(module, names[0])
             if path is None or not path.startswith("torch."):
                 return None
             origin, rest = self._split(path)
-            return self._member(origin, [*rest, *names[1:]], visited | {key})
+            return self._find_member(origin, [*rest, *names[1:]], visited | {key})
         for name in names[1:]:
             if not isinstance(node, ast.ClassDef):
                 return None
-            definition = self._class_member(module, node, name, visited | {key})
+            definition = self._find_class_member(module, node, name, visited | {key})
             if definition is None:
                 return None
             module, node = definition.module, definition.node
         return Definition(module, node)
 
-    def _class_member(
+    def _find_class_member(
         self, module: str, node: ast.ClassDef, name: str, visited: frozenset[str]
     ) -> Definition | None:
-        for member in _members(node, name):
+        for member in _iterate_members(node, name):
             return Definition(module, member)
         for base in node.bases:
             path = ast.unparse(base).split("[")[0].split(".")
-            definition = self._member(module, path, visited) or self._through_module(
+            definition = self._find_member(module, path, visited) or self._find_in_import(
                 module, path, visited
             )
             if definition is not None and isinstance(definition.node, ast.ClassDef):
-                inherited = self._class_member(definition.module, definition.node, name, visited)
+                inherited = self._find_class_member(
+                    definition.module, definition.node, name, visited
+                )
                 if inherited is not None:
                     return inherited
         return None
 
-    def _through_module(
+    def _find_in_import(
         self, module: str, path: list[str], visited: frozenset[str]
     ) -> Definition | None:
         """Resolve a base class that is an attribute of an imported module, such as `ir.Buffer`."""
-        origin = self._imported(module, path[0]) if len(path) > 1 else None
+        origin = self._find_import(module, path[0]) if len(path) > 1 else None
         if origin is None or not origin.startswith("torch."):
             return None
-        return self._member(*self._split(".".join([origin, *path[1:]])), visited)
+        return self._find_member(*self._split(".".join([origin, *path[1:]])), visited)
 
 
 def _parse_block(text: str, start: int, indent: str) -> ast.AST | None:
@@ -198,20 +203,20 @@ def _parse(lines: list[str]) -> ast.AST | None:
         return None
 
 
-def _members(node: ast.ClassDef, name: str) -> Iterator[ast.AST]:
+def _iterate_members(node: ast.ClassDef, name: str) -> Iterator[ast.AST]:
     """Yield definitions of a name in a class body, and assignments to `self.<name>` in methods."""
     for statement in node.body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if statement.name == name:
                 yield statement
-        elif name in _targets(statement):
+        elif name in _list_targets(statement):
             yield statement
     for inner in ast.walk(node):
-        if f"self.{name}" in _targets(inner):
+        if f"self.{name}" in _list_targets(inner):
             yield inner
 
 
-def _targets(statement: ast.AST) -> list[str]:
+def _list_targets(statement: ast.AST) -> list[str]:
     if isinstance(statement, ast.Assign):
         flat = [
             leaf

@@ -36,10 +36,10 @@ def test_the_source_and_the_import_agree(hook: Hook) -> None:
         pytest.skip("does not concern this torch")
     source = TorchSource(TORCH)
     target = next(target for target in hook.targets if source.find(target))
-    found = source.find(target)
-    assert found is not None
+    definition = source.find(target)
+    assert definition is not None
     value = _imported(target)
-    parameters = found.parameters()
+    parameters = definition.parameters()
     if parameters is not None and inspect.isfunction(value):
         # In place of a class method stands a function once an activation has replaced it.
         names = [name.lstrip("*") for name in parameters if name != "cls"]

@@ -12,7 +12,8 @@ def found(path: Path, text: str) -> list[int]:
     """The numbers of the lines with findings."""
     path.write_text(text)
     return [
-        int(line.removeprefix(f"{path}:").split(":")[0]) for line in check_wording.findings(path)
+        int(line.removeprefix(f"{path}:").split(":")[0])
+        for line in check_wording.find_problems(path)
     ]
 
 

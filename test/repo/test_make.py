@@ -130,7 +130,7 @@ def test_an_environment_made_by_hand_is_kept(checkout: Path) -> None:
 def test_a_torch_without_a_version_is_refused(checkout: Path, torch: str) -> None:
     refused = make(checkout, f"TORCH={torch}")
     assert refused.returncode != 0
-    assert f"TORCH={torch} names no version" in refused.stderr
+    assert f"TORCH={torch} has no version" in refused.stderr
     assert installs(checkout) == []
 
 
