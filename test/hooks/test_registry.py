@@ -140,9 +140,9 @@ def test_definitions_are_found(fake_torch: Callable[[dict[str, str]], TorchSourc
     )
 
     def parameters(name: str) -> tuple[str, ...] | None:
-        found = source.find(f"torch.pack.module.{name}")
-        assert found is not None, name
-        return found.parameters()
+        definition = source.find(f"torch.pack.module.{name}")
+        assert definition is not None, name
+        return definition.parameters()
 
     assert parameters("guarded") == ("a", "b", "*rest", "c", "**more")
     assert parameters("function") == ("x", "y")
