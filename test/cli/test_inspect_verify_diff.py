@@ -15,7 +15,7 @@ import pytest
 
 from inductor_ext.cli import main
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
-from test.fuzz import aot_packages as artifact_fuzz
+from test.support import altered_packages
 
 STEM = "data/aotinductor/model/" + "c" + "a2" * 25 + "."
 METADATA = {"AOTI_DEVICE_KEY": "cpu", "AOTI_CPU_ISA": "AVX2"}
@@ -89,7 +89,7 @@ def content() -> dict[str, Any]:
 @pytest.fixture
 def package(tmp_path: pathlib.Path) -> str:
     path = tmp_path / "net.pt2"
-    path.write_bytes(artifact_fuzz.seal(ENTRIES, content()))
+    path.write_bytes(altered_packages.seal(ENTRIES, content()))
     return str(path)
 
 
@@ -110,7 +110,7 @@ def other(tmp_path: pathlib.Path, change: Callable[[dict[str, Any]], None]) -> s
     changed = content()
     change(changed)
     path = tmp_path / "other.pt2"
-    path.write_bytes(artifact_fuzz.seal(ENTRIES, changed))
+    path.write_bytes(altered_packages.seal(ENTRIES, changed))
     return str(path)
 
 
@@ -309,7 +309,7 @@ def test_hashes_in_names_are_not_differences(
     renamed = {name.replace("a2", "b3"): data for name, data in ENTRIES.items()}
     changed = json.loads(json.dumps(content()).replace("a2" * 25, "b3" * 25))
     path = tmp_path / "renamed.pt2"
-    path.write_bytes(artifact_fuzz.seal(renamed, changed))
+    path.write_bytes(altered_packages.seal(renamed, changed))
     assert run(capsys, "diff", package, str(path)) == (0, "")
 
 

@@ -2,7 +2,7 @@
 
 The fixed sample of `op_sweep_data` is judged batch by batch; batches do not depend on each other.
 The other tests show that the sweep detects failures: what its comparisons distinguish, and the
-verdicts on a wrong lowering, a failing one and a dying process. `op_sweep` describes the method.
+verdicts on a wrong lowering, a failing one and a dying process. `op_sweep_judge` has the method.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.harness import results as results_format
 from inductor_ext import lowerings
-from test.fuzz import op_sweep
-from test.fuzz.op_sweep import Case, Outcome, Result, Run, Status, Verdict
+from test.fuzz import op_sweep, op_sweep_judge
+from test.fuzz.op_sweep_judge import Case, Outcome, Result, Run, Status, Verdict
 
 MINIMUM_OPERATORS = 250
 
@@ -33,15 +33,15 @@ def _batch_id(batch: list[Case]) -> str:
     "batch",
     [
         pytest.param(batch, marks=pytest.mark.xdist_group(_batch_id(batch)))
-        for batch in op_sweep.batches(op_sweep.sample_cases())
+        for batch in op_sweep_judge.batches(op_sweep_judge.sample_cases())
     ],
     ids=_batch_id,
 )
 def test_agrees_wherever_inductor_does(batch: list[Case]) -> None:
-    present = op_sweep.supported(batch)
+    present = op_sweep_judge.supported(batch)
     for case in sorted(set(batch) - set(present)):
         warnings.warn(f"absent from torch {torch.__version__}: {case}", stacklevel=1)
-    results = op_sweep.judge(present)
+    results = op_sweep_judge.judge(present)
     for result in op_sweep.unlisted_stock_failures(results):
         warnings.warn(f"new failure of Inductor: {result.case}: {result.why}", stacklevel=1)
     # All operators of the sample are compiled: one that eager mode rejects or Dynamo does not
@@ -51,21 +51,21 @@ def test_agrees_wherever_inductor_does(batch: list[Case]) -> None:
 
 
 def test_sample_is_large_enough_on_this_torch() -> None:
-    present = op_sweep.supported(op_sweep.sample_cases())
+    present = op_sweep_judge.supported(op_sweep_judge.sample_cases())
     floating = {case.operator for case in present if case.dtype == "float32"}
     others = {case.operator for case in present if case.dtype in ("int64", "bool")}
     assert len(floating) >= MINIMUM_OPERATORS
     # There is a second dtype if the installed torch supports one.
-    entries = op_sweep.operators()
+    entries = op_sweep_judge.operators()
     for name in floating - others:
         assert not {torch.int64, torch.bool} & entries[name].supported_dtypes("cpu"), name
 
 
 def test_each_batch_has_one_dtype_and_no_case_is_lost() -> None:
-    batches = op_sweep.batches(op_sweep.sample_cases())
+    batches = op_sweep_judge.batches(op_sweep_judge.sample_cases())
     assert all(len({case.dtype for case in batch}) == 1 for batch in batches)
     cases = [case for batch in batches for case in batch]
-    assert sorted(cases) == sorted(op_sweep.sample_cases())
+    assert sorted(cases) == sorted(op_sweep_judge.sample_cases())
     assert len(set(cases)) == len(cases)
 
 
@@ -98,7 +98,7 @@ ONE = torch.tensor([1.0, 2.0])
     ],
 )
 def test_disagreement_names_the_difference(expected: Run, actual: Run, why: str) -> None:
-    assert why in op_sweep.disagreement(expected, actual)
+    assert why in op_sweep_judge.disagreement(expected, actual)
 
 
 @pytest.mark.parametrize(
@@ -111,26 +111,28 @@ def test_disagreement_names_the_difference(expected: Run, actual: Run, why: str)
     ],
 )
 def test_agreement(expected: Run, actual: Run) -> None:
-    assert op_sweep.disagreement(expected, actual) == ""
+    assert op_sweep_judge.disagreement(expected, actual) == ""
 
 
 def test_uninitialized_memory_is_compared_by_metadata_alone() -> None:
-    assert op_sweep.disagreement(_run(ONE), _run(ONE + 1), values=False) == ""
-    assert "shape" in op_sweep.disagreement(_run(ONE), _run(ONE[:1]), values=False)
+    assert op_sweep_judge.disagreement(_run(ONE), _run(ONE + 1), values=False) == ""
+    assert "shape" in op_sweep_judge.disagreement(_run(ONE), _run(ONE[:1]), values=False)
 
 
 def test_layouts_distinguish_strides_and_aliases() -> None:
     base = torch.zeros(2, 3)
-    assert op_sweep.layouts(_run(base.T, arguments=(ONE, base))) == [((1, 3), 1)]
-    assert op_sweep.layouts(_run(base.T.contiguous(), arguments=(ONE, base))) == [((2, 1), None)]
+    assert op_sweep_judge.layouts(_run(base.T, arguments=(ONE, base))) == [((1, 3), 1)]
+    assert op_sweep_judge.layouts(_run(base.T.contiguous(), arguments=(ONE, base))) == [
+        ((2, 1), None)
+    ]
     # The stride of a dimension of size one is arbitrary.
-    assert op_sweep.layouts(_run(base[:1])) == [((0, 1), None)]
+    assert op_sweep_judge.layouts(_run(base[:1])) == [((0, 1), None)]
 
 
 def test_copies_keep_strides_and_shared_memory() -> None:
     base = torch.arange(12.0).view(3, 4)
     original = [base, base[1:, ::2], base.expand(2, 3, 4), base.T]
-    copies = op_sweep._fresh(original)
+    copies = op_sweep_judge.clone_arguments(original)
     for left, right in zip(original, copies, strict=True):
         torch.testing.assert_close(left, right, check_stride=True)
     copies[0].zero_()
@@ -163,7 +165,7 @@ NOT_CAPTURED = Outcome(Status.NOT_CAPTURED)
     ],
 )
 def test_verdict(stock: Outcome, ours: Outcome, verdict: Verdict) -> None:
-    assert op_sweep.verdict_of(stock, ours)[0] is verdict
+    assert op_sweep_judge.verdict_of(stock, ours)[0] is verdict
 
 
 # --- what the sweep notices ---------------------------------------------------------------------
@@ -184,7 +186,7 @@ def test_wrong_lowering_is_found_and_pinned_on_its_operator() -> None:
 
         return table[torch.ops.aten.cos.default](x)
 
-    results = op_sweep.judge([Case("cos", "float32"), Case("sin", "float32")])
+    results = op_sweep_judge.judge([Case("cos", "float32"), Case("sin", "float32")])
     assert [result.verdict for result in results] == [Verdict.AGREE, Verdict.OURS_DISAGREES]
     assert "not close" in results[1].why
 
@@ -195,7 +197,7 @@ def test_failing_lowering_is_found() -> None:
     def sin(stock, x):
         raise ValueError("no sine today")
 
-    (result,) = op_sweep.judge([Case("sin", "float32")])
+    (result,) = op_sweep_judge.judge([Case("sin", "float32")])
     assert (result.verdict, result.stock) == (Verdict.OURS_FAILS, Status.AGREES)
     assert "no sine today" in result.why
 
@@ -262,7 +264,7 @@ def test_rows_follow_the_schema() -> None:
 
 def test_reasons_hold_no_paths_and_no_addresses() -> None:
     error = RuntimeError("in /some/where/kernel.cpp:12 at 0x7f0123456789\nsecond line")
-    assert op_sweep.reason(error) == "RuntimeError: in kernel.cpp:12 at 0x..."
+    assert op_sweep_judge.reason(error) == "RuntimeError: in kernel.cpp:12 at 0x..."
 
 
 def test_committed_result_has_no_failure_of_the_extension() -> None:

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from inductor_ext.cpp_wrapper.load.model import Model
 from inductor_ext.cpp_wrapper.load.native import NativeLibrary
-from test.fuzz import aot_packages as artifact_fuzz
+from test.support import altered_packages
 
 
 class Plain(torch.nn.Module):
@@ -86,9 +86,9 @@ def nested_inputs(rows: int = 3) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def changed(path: str, change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> io.BytesIO:
     """The package with another manifest or other contents, and right checksums."""
     data = pathlib.Path(path).read_bytes()
-    content, entries = artifact_fuzz.manifest_of(data), artifact_fuzz.contents(data)
+    content, entries = altered_packages.manifest_of(data), altered_packages.contents(data)
     change(content, entries)
-    return io.BytesIO(artifact_fuzz.seal(entries, content))
+    return io.BytesIO(altered_packages.seal(entries, content))
 
 
 def check(model: Callable[..., Any], plain: Plain, rows: tuple[int, ...] = (2, 5, 64)) -> None:

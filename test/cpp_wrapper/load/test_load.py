@@ -21,7 +21,7 @@ from torch.export import Dim
 import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
-from test.fuzz import aot_packages as artifact_fuzz
+from test.fuzz import aot_packages
 from test.support.loader_models import Plain, X, changed, check
 
 
@@ -289,9 +289,9 @@ def test_a_gpu_model_keeps_its_kernels_until_deleted(
 def test_damaged_packages_are_rejected_or_correct(tmp_path: pathlib.Path) -> None:
     """See `test.fuzz.aot_packages`, whose command line runs more cases."""
     package = str(tmp_path / "net.pt2")
-    artifact_fuzz.make_package(package)
-    outcomes = list(artifact_fuzz.run_cases(package, 0, range(600)))
-    assert [outcome for outcome in outcomes if not artifact_fuzz.is_good(outcome[2])] == []
+    aot_packages.make_package(package)
+    outcomes = list(aot_packages.run_cases(package, 0, range(600)))
+    assert [outcome for outcome in outcomes if not aot_packages.is_good(outcome[2])] == []
     kinds = {(kind, outcome.split(":")[0]) for _, kind, outcome in outcomes}
     assert {
         ("flip", "refused"),
