@@ -12,14 +12,14 @@ import pytest
 NVCC_ANSWER = "echo 'Cuda compilation tools, release 12.6, V12.6.85'"
 
 
-def script(path: Path, body: str) -> str:
+def write_script(path: Path, body: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return str(path)
 
 
-def distribution(site: Path, name: str, version: str, requires: str = "") -> None:
+def write_distribution(site: Path, name: str, version: str, requires: str = "") -> None:
     folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir()
     fields = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
@@ -27,7 +27,7 @@ def distribution(site: Path, name: str, version: str, requires: str = "") -> Non
     (folder / "METADATA").write_text("\n".join(fields) + "\n")
 
 
-def loaded(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
+def fake_import(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
     """Make it look as if a module with these attributes had been imported."""
     module = types.ModuleType(name)
     vars(module).update(attributes)

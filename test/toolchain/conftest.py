@@ -29,7 +29,7 @@ VARIABLES = (
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def forget_components() -> Iterator[None]:
     components.clear()
     yield
     components.clear()

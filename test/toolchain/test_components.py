@@ -14,7 +14,7 @@ import pytest
 
 from inductor_ext import exc
 from inductor_ext.toolchain import components
-from test.support.fake_toolchain import script
+from test.support.fake_toolchain import write_script
 
 
 class TestPart:
@@ -26,7 +26,7 @@ class TestPart:
         assert "apt-get install g++" in raised.value.fields["install"]
 
     def test_require_accepts_an_available_component(self, machine: Path) -> None:
-        script(machine / "bin" / "gcc", "echo gcc 1.2.3")
+        write_script(machine / "bin" / "gcc", "echo gcc 1.2.3")
         assert components.probe("cc").require() is None
 
     def test_unknown_name(self) -> None:
@@ -66,7 +66,7 @@ class TestCaching:
         """How often the machine's g++ has run."""
         log = machine / "log"
         log.touch()
-        script(machine / "bin" / "g++", f"echo run >> {log}; echo g++ 9.9")
+        write_script(machine / "bin" / "g++", f"echo run >> {log}; echo g++ 9.9")
         return lambda: len(log.read_text().splitlines())
 
     def test_probes_once(self, runs: Callable[[], int]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from inductor_ext.toolchain import components
 from inductor_ext.toolchain.probes import cuda
-from test.support.fake_toolchain import NVCC_ANSWER, loaded, script
+from test.support.fake_toolchain import NVCC_ANSWER, fake_import, write_script
 
 
 class TestNvcc:
@@ -24,30 +24,30 @@ class TestNvcc:
 
     def test_order_of_search(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         homes = {name: machine / name.lower() for name in ("CUDA_HOME", "CUDA_PATH")}
-        nvcc = script(machine / "bin" / "nvcc", NVCC_ANSWER)
+        nvcc = write_script(machine / "bin" / "nvcc", NVCC_ANSWER)
         assert components.probe("nvcc").path == nvcc
         for variable in ("CUDA_PATH", "CUDA_HOME"):
-            nvcc = script(homes[variable] / "bin" / "nvcc", NVCC_ANSWER)
+            nvcc = write_script(homes[variable] / "bin" / "nvcc", NVCC_ANSWER)
             monkeypatch.setenv(variable, str(homes[variable]))
             assert components.probe("nvcc").path == nvcc
-        nvcc = script(machine / "own-nvcc", NVCC_ANSWER)
+        nvcc = write_script(machine / "own-nvcc", NVCC_ANSWER)
         monkeypatch.setenv("CUDACXX", nvcc)
         assert components.probe("nvcc").path == nvcc
-        nvcc = script(machine / "inductors-nvcc", NVCC_ANSWER)
+        nvcc = write_script(machine / "inductors-nvcc", NVCC_ANSWER)
         cuda = types.SimpleNamespace(cuda_cxx=nvcc)
-        loaded(monkeypatch, "torch._inductor.config", cuda=cuda)
+        fake_import(monkeypatch, "torch._inductor.config", cuda=cuda)
         assert components.probe("nvcc").path == nvcc
         assert components.probe("nvcc").version == "12.6.85"
 
     def test_an_empty_cuda_home_does_not_hide_the_one_on_path(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = script(machine / "bin" / "nvcc", NVCC_ANSWER)
+        path = write_script(machine / "bin" / "nvcc", NVCC_ANSWER)
         monkeypatch.setenv("CUDA_HOME", str(machine / "nowhere"))
         assert components.probe("nvcc").path == path
 
     def test_another_program_of_that_name(self, machine: Path) -> None:
-        script(machine / "bin" / "nvcc", "echo I compile nothing")
+        write_script(machine / "bin" / "nvcc", "echo I compile nothing")
         why = components.probe("nvcc").why or ""
         assert "the output of nvcc --version is not that of nvcc: I compile nothing" in why
 
@@ -93,7 +93,7 @@ class TestCudaHeaders:
         monkeypatch.setattr(cuda, "DEFAULT_CUDA_HOME", toolkit("default"))
         assert components.probe("cuda_headers").available
         components.clear()
-        nvcc = script(machine / "bin" / "nvcc", NVCC_ANSWER)
+        nvcc = write_script(machine / "bin" / "nvcc", NVCC_ANSWER)
         assert components.probe("cuda_headers").why == (
             f"torch uses {machine} as the CUDA folder (the folder above that of {nvcc}), and its "
             "include folder has no cuda.h and no cuda_runtime_api.h"
@@ -109,7 +109,7 @@ class TestCudaHeaders:
         source: str,
     ) -> None:
         root = toolkit("toolkit")
-        script(machine / "toolkit" / "bin" / "nvcc", NVCC_ANSWER)
+        write_script(machine / "toolkit" / "bin" / "nvcc", NVCC_ANSWER)
         monkeypatch.setenv(source, root + "/bin" if source == "PATH" else root)
         theirs = torch_cpp_extension._find_cuda_home()
         assert theirs == root

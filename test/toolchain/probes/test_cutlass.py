@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inductor_ext.toolchain import components
-from test.support.fake_toolchain import distribution
+from test.support.fake_toolchain import write_distribution
 
 
 class TestCutlass:
@@ -19,7 +19,7 @@ class TestCutlass:
         package = site / "cutlass_library"
         package.mkdir()
         (package / "__init__.py").write_text("raise AssertionError('a probe imports nothing')")
-        distribution(site, "nvidia-cutlass", "4.2.0.0")
+        write_distribution(site, "nvidia-cutlass", "4.2.0.0")
         return package / "source"
 
     def test_missing(self, site: Path) -> None:

@@ -11,18 +11,20 @@ import pytest
 
 from inductor_ext.toolchain import components
 from inductor_ext.toolchain.probes import common
-from test.support.fake_toolchain import loaded, script
+from test.support.fake_toolchain import fake_import, write_script
 
 
 class TestCxx:
     def test_default(self, machine: Path) -> None:
-        path = script(machine / "bin" / "g++", "echo 'g++ (Maker 1-2) 14.2.0'; echo Copyright")
+        path = write_script(
+            machine / "bin" / "g++", "echo 'g++ (Maker 1-2) 14.2.0'; echo Copyright"
+        )
         part = components.probe("cxx")
         assert (part.path, part.version) == (path, "g++ (Maker 1-2) 14.2.0")
 
     def test_cxx_names_another(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        script(machine / "bin" / "g++", "echo g++ 9.9")
-        path = script(machine / "other" / "clang++", "echo clang 18")
+        write_script(machine / "bin" / "g++", "echo g++ 9.9")
+        path = write_script(machine / "other" / "clang++", "echo clang 18")
         monkeypatch.setenv("CXX", path)
         assert components.probe("cxx").path == path
 
@@ -42,32 +44,34 @@ class TestCxx:
     def test_cxx_names_an_unusable_compiler(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch, cxx: str, why: str
     ) -> None:
-        script(machine / "bin" / "ccache", "echo ccache 4")
-        script(machine / "bin" / "g++", "echo g++ 9.9")
-        script(machine / "bin" / "fails", "echo no licence >&2; exit 3")
-        Path(script(machine / "bin" / "unreadable", "")).write_text("#!/no/such/interpreter\n")
+        write_script(machine / "bin" / "ccache", "echo ccache 4")
+        write_script(machine / "bin" / "g++", "echo g++ 9.9")
+        write_script(machine / "bin" / "fails", "echo no licence >&2; exit 3")
+        Path(write_script(machine / "bin" / "unreadable", "")).write_text(
+            "#!/no/such/interpreter\n"
+        )
         monkeypatch.setenv("CXX", cxx)
         assert (components.probe("cxx").why or "").startswith(why)
 
     def test_a_compiler_that_hangs(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(common, "TIMEOUT", 0.2)
-        script(machine / "bin" / "g++", "exec /bin/sleep 20")
+        write_script(machine / "bin" / "g++", "exec /bin/sleep 20")
         assert "no output" in (components.probe("cxx").why or "")
 
     def test_a_loaded_inductor_config_is_used(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = script(machine / "elsewhere" / "g++", "echo g++ 9.9")
+        path = write_script(machine / "elsewhere" / "g++", "echo g++ 9.9")
         monkeypatch.setenv("CXX", "nonsense")
         cpp = types.SimpleNamespace(cxx=(None, "also-nonsense", path))
-        loaded(monkeypatch, "torch._inductor.config", cpp=cpp)
+        fake_import(monkeypatch, "torch._inductor.config", cpp=cpp)
         assert components.probe("cxx").path == path
 
     def test_a_half_imported_inductor_config(
         self, machine: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        path = script(machine / "bin" / "g++", "echo g++ 9.9")
-        loaded(monkeypatch, "torch._inductor.config")
+        path = write_script(machine / "bin" / "g++", "echo g++ 9.9")
+        fake_import(monkeypatch, "torch._inductor.config")
         assert components.probe("cxx").path == path
 
     @pytest.mark.skipif(sys.platform != "linux", reason="Inductor installs a compiler on Linux")
@@ -77,7 +81,7 @@ class TestCxx:
         marker = machine / "conda-ran"
         monkeypatch.setenv("TORCH_INDUCTOR_INSTALL_GXX", "1")
         assert "conda is not found" in (components.probe("cxx").why or "")
-        monkeypatch.setenv("CONDA_EXE", script(machine / "conda", f"touch {marker}"))
+        monkeypatch.setenv("CONDA_EXE", write_script(machine / "conda", f"touch {marker}"))
         assert components.probe("cxx").available
         assert components.probe("openmp").available
         assert not marker.exists()
@@ -90,7 +94,7 @@ class TestCxx:
         from torch._inductor.exc import InvalidCxxCompiler
 
         for name, body in (("ccache", "echo 4"), ("g++", "echo g++ 9"), ("fails", "exit 3")):
-            script(tmp_path / name, body)
+            write_script(tmp_path / name, body)
         monkeypatch.setenv("PATH", str(tmp_path))
         with config.patch({"cpp.cxx": (None, cxx)}):
             cpp_builder.cpp_compiler_search.cache_clear()
@@ -115,7 +119,7 @@ class TestOpenMP:
             '[ "$1" = --version ] && { echo g++ 9.9; exit; }\n'
             "echo '<stdin>: In function f'; echo 'ld: error: cannot find -lgomp' >&2; exit 1"
         )
-        path = script(machine / "bin" / "g++", body)
+        path = write_script(machine / "bin" / "g++", body)
         part = components.probe("openmp")
         assert part.why == (
             f"{path} cannot build a shared library with OpenMP: ld: error: cannot find -lgomp"
@@ -129,13 +133,13 @@ class TestOpenMP:
 
 class TestC:
     def test_gcc_before_clang_as_triton_does(self, machine: Path) -> None:
-        clang = script(machine / "bin" / "clang", "echo clang 18")
+        clang = write_script(machine / "bin" / "clang", "echo clang 18")
         assert components.probe("cc").path == clang
         components.clear()
-        gcc = script(machine / "bin" / "gcc", "echo gcc 14")
+        gcc = write_script(machine / "bin" / "gcc", "echo gcc 14")
         assert components.probe("cc").path == gcc
 
     def test_cc_disables_the_search(self, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        script(machine / "bin" / "gcc", "echo gcc 14")
+        write_script(machine / "bin" / "gcc", "echo gcc 14")
         monkeypatch.setenv("CC", "nonsense")
         assert components.probe("cc").why == "CC names 'nonsense', which is not found on PATH"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inductor_ext.toolchain import components
-from test.support.fake_toolchain import distribution
+from test.support.fake_toolchain import write_distribution
 
 
 class TestTorch:
@@ -31,7 +31,7 @@ class TestTorch:
     def test_broken(self, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (site / "torch").mkdir()
         (site / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: no such file')")
-        distribution(site, "torch", "2.12.1")
+        write_distribution(site, "torch", "2.12.1")
         monkeypatch.delitem(sys.modules, "torch", raising=False)
         part = components.probe("torch")
         assert part.why == "importing it fails with OSError: libcudart.so: no such file"

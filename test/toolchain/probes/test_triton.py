@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inductor_ext.toolchain import components
-from test.support.fake_toolchain import distribution
+from test.support.fake_toolchain import write_distribution
 
 
 class TestTriton:
@@ -18,7 +18,7 @@ class TestTriton:
         (package / "__init__.py").write_text("raise AssertionError('a probe imports nothing')")
         if library:
             (package / "_C" / "libtriton.so").touch()
-        distribution(site, "triton", version)
+        write_distribution(site, "triton", version)
         return package
 
     def test_missing(self, site: Path) -> None:
@@ -26,7 +26,7 @@ class TestTriton:
         assert (part.available, part.install) == (False, "pip install triton")
 
     def test_missing_and_torch_asks_for_a_release(self, site: Path) -> None:
-        distribution(site, "torch", "2.11.0", 'triton==3.6.0; platform_system == "Linux"')
+        write_distribution(site, "torch", "2.11.0", 'triton==3.6.0; platform_system == "Linux"')
         assert components.probe("triton").install == "pip install triton==3.6.0"
 
     def test_there(self, site: Path) -> None:
@@ -38,7 +38,7 @@ class TestTriton:
 
     def test_another_release_than_torch_asks_for(self, site: Path) -> None:
         self.install(site, "3.5.1")
-        distribution(site, "torch", "2.11.0", 'triton==3.6.0; platform_system == "Linux"')
+        write_distribution(site, "torch", "2.11.0", 'triton==3.6.0; platform_system == "Linux"')
         part = components.probe("triton")
         assert (part.available, part.detail) == (True, "this torch requires 3.6.0")
 
@@ -50,13 +50,13 @@ class TestTriton:
         """torch 2.14 requires its Triton by `~=`."""
         self.install(site, version)
         requirement = 'triton~=3.8.0; platform_system == "Linux" and python_version < "3.15"'
-        distribution(site, "torch", "2.14.1", requirement)
+        write_distribution(site, "torch", "2.14.1", requirement)
         assert components.probe("triton").detail == (
             None if fits else "this torch requires ~=3.8.0"
         )
 
     def test_missing_and_torch_asks_for_a_compatible_release(self, site: Path) -> None:
-        distribution(site, "torch", "2.14.1", 'triton~=3.8.0; platform_system == "Linux"')
+        write_distribution(site, "torch", "2.14.1", 'triton~=3.8.0; platform_system == "Linux"')
         assert components.probe("triton").install == "pip install triton~=3.8.0"
 
     def test_for_another_python(self, site: Path) -> None:
