@@ -46,9 +46,8 @@ def dispatch_on_m(
     inputs = dict.fromkeys(source for node in region for source in node.all_input_nodes)
     outer = {inp: inp for inp in inputs if inp not in inside}
     outer |= {symbol: symbol for symbol in _find_symbols(gm.graph, region, outer)}
-    order = {node: index for index, node in enumerate(gm.graph.nodes)}
-    anchor = min(outputs, key=order.__getitem__)
-    hoist(anchor, outer, order)
+    anchor = min(outputs)
+    hoist(anchor, outer)
     with gm.graph.inserting_before(anchor):
         outer = {source: _freeze_strides(gm.graph, source) for source in outer}
         results = _dispatch(gm, gm.graph, outer, region, outputs, m_source, ranges)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
@@ -47,11 +47,10 @@ class FusibleMatmuls:
         import torch
 
         aten = torch.ops.aten
-        self.order = {node: index for index, node in enumerate(graph.nodes)}
         self.graph = graph
         self.by_output: dict[fx.Node, Fusion] = {}
         if dequantized:
-            for matmul in sorted(dequantized, key=lambda fusion: self.order[fusion.outputs[0]]):
+            for matmul in sorted(dequantized, key=lambda fusion: fusion.outputs[0]):
                 if is_closed(matmul.nodes, matmul.outputs, matmul.inputs):
                     self.by_output[matmul.outputs[0]] = matmul
             return
@@ -63,10 +62,6 @@ class FusibleMatmuls:
                 # Only M may be symbolic.
                 if problem is not None and all(isinstance(size, int) for size in value_of(b).shape):
                     self.by_output[node] = unfused(node, problem)
-
-    def ordered(self, nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
-        """Return nodes in graph order, each once."""
-        return tuple(sorted(set(nodes), key=self.order.__getitem__))
 
     def fuse(
         self, problem: GemmProblem, nodes: Sequence[fx.Node], halves: tuple[int, int] | None = None
@@ -99,7 +94,9 @@ class FusibleMatmuls:
         )
         inner_nodes = {node for matmul in matmuls for node in matmul.nodes}
         constants = matmuls[0].constants
-        return Fusion(problem, self.ordered(inner_nodes), tuple(nodes), operands, constants, halves)
+        return Fusion(
+            problem, tuple(sorted(inner_nodes)), tuple(nodes), operands, constants, halves
+        )
 
     def common_problem(self, nodes: Sequence[fx.Node], *, halves: bool) -> GemmProblem | None:
         """Return the problem of matmuls with the same operand A; None if they cannot share a

@@ -144,14 +144,13 @@ def apply(
         The call, and what reads its arguments.
     """
     matmul, fused = match.nodes[0], match.epilogue
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    anchor = min(match.outputs, key=order.__getitem__)
+    anchor = min(match.outputs)
     dynamic_scalars = [scalar for scalar in fused.scalars if hasattr(scalar, "meta")]
     matmul_inputs = _matmul_inputs(matmul)
     if match.fusion is not None:
-        hoist(anchor, (*match.fusion.inputs, *fused.inputs, *dynamic_scalars), order)  # type: ignore[arg-type]
+        hoist(anchor, (*match.fusion.inputs, *fused.inputs, *dynamic_scalars))  # type: ignore[arg-type]
     else:
-        hoist(anchor, (*matmul_inputs, *fused.inputs, *dynamic_scalars), order)  # type: ignore[arg-type]
+        hoist(anchor, (*matmul_inputs, *fused.inputs, *dynamic_scalars))  # type: ignore[arg-type]
     flat = [_flat_value(output, matmul) for output in match.outputs]
     views = {output: _view_sizes(output, match) for output in match.outputs}
     with graph.inserting_before(anchor):

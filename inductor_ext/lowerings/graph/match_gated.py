@@ -91,7 +91,7 @@ def _match_gate(matmuls: FusibleMatmuls, root: fx.Node) -> Fusion | None:
         node for side in sides for node in (*side.nodes, *matmuls.by_output[side.matmul].nodes)
     }
     output = _cast_of(root, sides[0].matmul.meta["val"].dtype)
-    nodes = matmuls.ordered([*inner_nodes, *reader.inner, output])
+    nodes = tuple(sorted({*inner_nodes, *reader.inner, output}))
     return _fuse_gate(matmuls, sides, activation, nodes, output)
 
 

@@ -89,7 +89,7 @@ def _nodes(matmuls: FusibleMatmuls, fusion: Fusion, norm: Norm) -> tuple[fx.Node
     inner_nodes -= {
         node for node in norm.nodes if is_cast(node) and not set(node.users) <= inner_nodes
     }
-    return matmuls.ordered(inner_nodes)
+    return tuple(sorted(inner_nodes))
 
 
 def _prologue(norm: Norm, problem: GemmProblem, zero: int) -> Prologue | None:

@@ -146,8 +146,6 @@ class _Search:
         import torch
 
         aten = torch.ops.aten
-        self.graph = graph
-        self.order = {node: index for index, node in enumerate(graph.nodes)}
         self.regions: dict[fx.Node, list[fx.Node]] = {}
         """The pointwise nodes after each matmul."""
         self.bases = [fusion for fusion in fusions if len(fusion.outputs) == 1]
@@ -179,7 +177,7 @@ class _Search:
         users.
         """
         (output,) = base.outputs
-        if self.order[output] > self.order[y]:
+        if output > y:
             return None
         if output not in self.regions:
             self.regions[output] = epilogue_region.find_region(output)
@@ -219,7 +217,7 @@ class _Search:
             dataclasses.replace(
                 problem, epilogue=dataclasses.replace(problem.epilogue, reductions=1, out=dtype)
             ),
-            tuple(sorted(inner_nodes, key=self.order.__getitem__)),
+            tuple(sorted(inner_nodes)),
             (y, reduction.node),
             base.operands.without_epilogue(),
             dataclasses.replace(base.constants, absolute=reduction.absolute),
@@ -255,7 +253,8 @@ class _Search:
         }
         """Pointwise nodes, with those of y and the amax that they depend on."""
         after = {y, maxima}
-        for node in list(self.graph.nodes)[self.order[y] + 1 :]:
+        node = y
+        while (node := node.next).op != "output":
             sources = [item for item in node.all_input_nodes if item in after]
             if not sources or node in inner_nodes:
                 continue
@@ -271,7 +270,7 @@ class _Search:
                     pending += inputs - needed - {y, maxima}
                     needed |= inputs
                 needed -= {y, maxima}
-                return tuple(sorted(needed, key=self.order.__getitem__)), dtype
+                return tuple(sorted(needed)), dtype
         return (), None
 
 
@@ -393,9 +392,8 @@ def apply(
     Returns:
         The call, and what reads its arguments.
     """
-    order = {node: index for index, node in enumerate(graph.nodes)}
     y, maxima = fusion.outputs
-    hoist(y, (*fusion.inputs, *fusion.chain_inputs), order)
+    hoist(y, (*fusion.inputs, *fusion.chain_inputs))
     matmul = next(node for node in fusion.nodes if is_matmul(node))
     with graph.inserting_before(y):
         further = [

@@ -77,18 +77,16 @@ def _is_cyclic(
     for fusion in fusions:
         for node in fusion.nodes:
             whole.setdefault(node, set()).update(fusion.nodes)
-    spans = [
-        (matmuls.order[fusion.nodes[0]], matmuls.order[fusion.nodes[-1]]) for fusion in fusions
-    ]
+    spans = [(fusion.nodes[0], fusion.nodes[-1]) for fusion in fusions]
     # No fusion spans this position.
-    begin = matmuls.order[nodes[0]]
+    begin = nodes[0]
     while spanning := [first for first, last in spans if first < begin <= last]:
         begin = min(spanning)
     visited: set[fx.Node] = set()
     pending = [source for node in nodes for source in node.all_input_nodes]
     while pending:
         node = pending.pop()
-        if node in visited or matmuls.order[node] < begin:
+        if node in visited or node < begin:
             continue
         if node in nodes:
             return True
@@ -104,7 +102,7 @@ def _fuse(matmuls: FusibleMatmuls, nodes: Sequence[fx.Node]) -> Fusion | None:
     if problem is None:
         return None
     fusion = matmuls.fuse(problem, nodes)
-    hoisted = computed_after(nodes[0], fusion.inputs, matmuls.order)
+    hoisted = computed_after(nodes[0], fusion.inputs)
     if not all(node.op != "call_function" or _is_movable(node, nodes[0]) for node in hoisted):
         return None
     return fusion

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode
@@ -40,9 +40,8 @@ def apply(graph: fx.Graph, fusion: Fusion, target: Callable[..., Any]) -> tuple[
     Returns:
         The call, and what reads its arguments.
     """
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    anchor = min(fusion.outputs, key=order.__getitem__)
-    hoist(anchor, fusion.inputs, order)
+    anchor = min(fusion.outputs)
+    hoist(anchor, fusion.inputs)
     matmul = next(filter(is_matmul, fusion.nodes))
     with graph.inserting_before(anchor):
         operands = call_operands(graph, fusion, matmul)
@@ -174,21 +173,19 @@ def replace_call(node: fx.Node, target: Any, arguments: tuple[Any, ...]) -> None
     node.kwargs = {}
 
 
-def hoist(anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]) -> None:
+def hoist(anchor: fx.Node, inputs: Iterable[fx.Node]) -> None:
     """Move the nodes that compute the inputs before `anchor`, in their original order."""
-    for node in sorted(computed_after(anchor, inputs, order), key=order.__getitem__):
+    for node in sorted(computed_after(anchor, inputs)):
         anchor.prepend(node)
 
 
-def computed_after(
-    anchor: fx.Node, inputs: Iterable[fx.Node], order: Mapping[fx.Node, int]
-) -> set[fx.Node]:
+def computed_after(anchor: fx.Node, inputs: Iterable[fx.Node]) -> set[fx.Node]:
     """Return the nodes from `anchor` on that the inputs are computed from, including the inputs."""
     nodes: set[fx.Node] = set()
     pending = list(inputs)
     while pending:
         node = pending.pop()
-        if node not in nodes and order[node] >= order[anchor]:
+        if node not in nodes and node >= anchor:
             nodes.add(node)
             pending.extend(node.all_input_nodes)
     return nodes
