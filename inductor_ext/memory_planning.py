@@ -33,7 +33,7 @@ from torch.utils._sympy.functions import Max
 
 from inductor_ext import events, exc
 from inductor_ext.memory import extern_memory, known_ir, plan_record, planner_input
-from inductor_ext.memory.graph_buffers import inlined_graphs
+from inductor_ext.memory.graph_buffers import list_inlined_graphs
 from inductor_ext.memory.planner import arenas, peak_report, placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena, Request
 from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
@@ -81,7 +81,7 @@ def plan_wrapper(
         record = plan_record.unplanned_record(wrapper, kind, start, reason)
         events.emit(record, event_log=settings.event_log)
         return
-    V.graph.never_reuse_buffers.update(extern_memory.buffers_with_objects())
+    V.graph.never_reuse_buffers.update(extern_memory.find_buffers_with_objects())
     planning_line = wrapper_ir.MemoryPlanningLine
     wrapper.lines = [copy.copy(line) if isinstance(line, planning_line) else line for line in lines]
     if inductor_config.allow_buffer_reuse:
@@ -102,11 +102,12 @@ def plan_wrapper(
 
 def _why_unplannable(lines: Sequence[Any], settings: Settings) -> str:
     """Return why a function gets Inductor's plan; empty if the extension plans it."""
-    operations = (operation for graph in inlined_graphs(lines) for operation in graph.operations)
-    unknown = known_ir.unplannable_operation(operations)
+    graphs = list_inlined_graphs(lines)
+    operations = (operation for graph in graphs for operation in graph.operations)
+    unknown = known_ir.find_unplannable_operation(operations)
     if unknown is not None:
         return known_ir.warn_unknown(unknown, "memory plan")
-    match = known_ir.unplannable_line(lines, cpp=V.graph.cpp_wrapper)
+    match = known_ir.find_unplannable_line(lines, cpp=V.graph.cpp_wrapper)
     if match is None:
         return ""
     cls, why = match

@@ -203,7 +203,7 @@ def with_row_maxima(*inputs: Any) -> Any:
         layout,
         options=plan.constexprs,
         mutated_inputs=[tiles],
-        epilogue_fn=template_epilogue.epilogue(info.chain, arguments.epilogue_inputs, layout),
+        epilogue_fn=template_epilogue.make_epilogue(info.chain, arguments.epilogue_inputs, layout),
     )
     assert choice is not None
     output = choice.output_node()

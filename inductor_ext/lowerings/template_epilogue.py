@@ -1,8 +1,8 @@
 """Pointwise epilogues that a GEMM template applies itself, before it stores a tile.
 
 Inductor's scheduler can fuse such operations as well, but a template that also reduces its output,
-as for a row amax, needs the final values before the store. `epilogue` converts an FX graph to the
-`epilogue_fn` that a template calls with its accumulators, using Inductor's own lowerings.
+as for a row amax, needs the final values before the store. `make_epilogue` converts an FX graph to
+the `epilogue_fn` that a template calls with its accumulators, using Inductor's own lowerings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 
-def epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[Any], Any]:
+def make_epilogue(graph: fx.Graph, inputs: Sequence[Any], layout: Any) -> Callable[[Any], Any]:
     """Return the function that maps a tile's accumulators to the tile that is stored.
 
     During code generation, that function also assigns the tile to the kernel variable `final`, in

@@ -84,7 +84,7 @@ _PACKING = (
 """Operators whose result's memory contains an object that is destroyed with the tensor."""
 
 
-def buffers_with_objects() -> set[str]:
+def find_buffers_with_objects() -> set[str]:
     """Return the buffers of the current graph whose memory contains an object.
 
     To overwrite one crashes, in Inductor's plan too.

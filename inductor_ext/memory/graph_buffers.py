@@ -13,7 +13,7 @@ from torch._inductor.virtualized import V
 from inductor_ext.memory import known_ir
 
 
-def inlined_graphs(lines: Iterable[Any]) -> list[Any]:
+def list_inlined_graphs(lines: Iterable[Any]) -> list[Any]:
     """Return the current graph and the subgraphs that are inlined into its function."""
     graphs = [V.graph]
     for line in lines:
@@ -58,11 +58,11 @@ def find_unshareable(graphs: Iterable[Any]) -> set[str]:
             if stateful or known_ir.may_keep_memory(operation):
                 unshareable |= set(operation.get_read_names())
                 unshareable.update(buffer.get_name() for buffer in operation.get_outputs())
-        unshareable |= _across_streams(graph.scheduler)
+        unshareable |= _find_used_across_streams(graph.scheduler)
     return unshareable
 
 
-def _across_streams(scheduler: Any) -> set[str]:
+def _find_used_across_streams(scheduler: Any) -> set[str]:
     """Return the buffers with a user on another stream than their producer (torch >= 2.13)."""
     streams = getattr(scheduler, "node_to_stream", None)
     if not streams or len(set(streams.values())) == 1:

@@ -288,7 +288,7 @@ def _entry(cls: type[Any], torch_entries: Mapping[str, Any], own_entries: Mappin
     return None
 
 
-def unplannable_line(lines: Iterable[Any], *, cpp: bool) -> tuple[type[Any], str] | None:
+def find_unplannable_line(lines: Iterable[Any], *, cpp: bool) -> tuple[type[Any], str] | None:
     """Return the class of the first line that cannot be planned, and the reason.
 
     Args:
@@ -307,7 +307,7 @@ def unplannable_line(lines: Iterable[Any], *, cpp: bool) -> tuple[type[Any], str
     return None
 
 
-def unplannable_operation(operations: Iterable[Any]) -> type[Any] | None:
+def find_unplannable_operation(operations: Iterable[Any]) -> type[Any] | None:
     """Return the class of the first IR operation without an entry; None if all have one."""
     for cls in dict.fromkeys(type(operation) for operation in operations):
         if _entry(cls, OPERATIONS, OWN_OPERATIONS) is None:
@@ -315,14 +315,14 @@ def unplannable_operation(operations: Iterable[Any]) -> type[Any] | None:
     return None
 
 
-def unknown_scheduler_node(nodes: Iterable[Any]) -> type[Any] | None:
+def find_unknown_scheduler_node(nodes: Iterable[Any]) -> type[Any] | None:
     """Return the class of the first scheduler node, or operation in one, without an entry."""
     for node in nodes:
         for value in {id(part): part for part in (node, *node.get_nodes())}.values():
             if _entry(type(value), SCHEDULER_NODES, {}) is None:
                 return type(value)
             # A fused node has no operation itself.
-            if value.node is not None and unplannable_operation([value.node]) is not None:
+            if value.node is not None and find_unplannable_operation([value.node]) is not None:
                 return type(value.node)
     return None
 

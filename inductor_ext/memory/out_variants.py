@@ -101,7 +101,7 @@ _ALSO = ("sort.default",)
 """Operators that Inductor lowers to one of the above."""
 
 
-def out_variant(operator: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
+def find_out_variant(operator: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
     """Return the out variant of an operator and its out argument names, in the outputs' order.
 
     Args:
@@ -129,7 +129,7 @@ class OutVariantKernel(ir.FallbackKernel):
     """A call of an out variant. `outputs` are the buffers that it fills."""
 
     variant: tuple[torch._ops.OpOverload, tuple[str, ...]]
-    """As returned by `out_variant`."""
+    """As returned by `find_out_variant`."""
 
     @property
     def may_allocate(self) -> bool:
@@ -212,7 +212,7 @@ def _lower(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     result = stock(*args, **kwargs)
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     kernel = _kernel_of(first)
-    variant = None if kernel is None else _covering(kernel)
+    variant = None if kernel is None else _find_usable_variant(kernel)
     if variant is not None:
         # What Inductor has recorded about the kernel and its outputs (names, users, origins) stays
         # valid, since only the generated code differs. So change their classes in place.
@@ -236,10 +236,10 @@ def _kernel_of(value: Any) -> Any:
     return kernel if type(kernel) is ir.FallbackKernel else None
 
 
-def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
+def _find_usable_variant(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | None:
     """Return the out variant to call instead of a kernel; None if it cannot be used."""
-    variant = out_variant(kernel.op_overload)
-    if variant is None or V.graph.cpp_wrapper or V.graph.fx_wrapper or _partitioned():
+    variant = find_out_variant(kernel.op_overload)
+    if variant is None or V.graph.cpp_wrapper or V.graph.fx_wrapper or _may_be_partitioned():
         return None
     # See `DirectOutVariantKernel`.
     outputs = kernel.outputs or [kernel]
@@ -247,12 +247,12 @@ def _covering(kernel: Any) -> tuple[torch._ops.OpOverload, tuple[str, ...]] | No
         len(outputs) == len(variant[1])
         and not kernel.unbacked_bindings
         and not kernel.mutation_outputs
-        and all(map(_covers_output, outputs))
+        and all(map(_is_supported_output, outputs))
     )
     return variant if covered else None
 
 
-def _covers_output(output: Any) -> bool:
+def _is_supported_output(output: Any) -> bool:
     if type(output) not in (ir.MultiOutput, ir.FallbackKernel):
         return False
     if type(output.layout) is not ir.FixedLayout:
@@ -267,7 +267,7 @@ def _covers_output(output: Any) -> bool:
     )
 
 
-def _partitioned() -> bool:
+def _may_be_partitioned() -> bool:
     """Whether the kernel and the users of its outputs may be in different functions.
 
     A partition passes to the others what Inductor's kernel returned, which does not exist here.

@@ -118,7 +118,7 @@ def _improve(
     if not graph.matches_estimate():
         return keep_order("Inductor's estimate of live bytes differs from the extension's")
     start = range(len(order))
-    problem = graph.generated_problem()
+    problem = graph.make_generated_problem()
     with_workspaces = graph.add_workspaces(problem)
     ceiling = profile(with_workspaces, start).peak
     try:
@@ -144,7 +144,7 @@ def _why_keep_order(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) ->
     """Return why this graph must keep its order; empty if it can be reordered."""
     from torch._inductor.utils import contains_collective, contains_wait
 
-    unknown = known_ir.unknown_scheduler_node(order)
+    unknown = known_ir.find_unknown_scheduler_node(order)
     if unknown is not None:
         return known_ir.warn_unknown(unknown, "order of kernels")
     if any(contains_collective(node) or contains_wait(node) for node in order):

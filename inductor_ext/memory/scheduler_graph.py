@@ -62,11 +62,11 @@ class SchedulerGraph:
             inside = is_batched
         return count
 
-    def generated_problem(self) -> OrderProblem:
+    def make_generated_problem(self) -> OrderProblem:
         """Return the problem with buffers counted as the generated code will have them."""
-        removed = self._fused_away()
-        in_place = self._in_place_sources()
-        buffers = self._with_concat_inputs()
+        removed = self._find_fused_away()
+        in_place = self._find_in_place_sources()
+        buffers = self._count_concat_inputs_once()
         numbers = {name: number for number, name in enumerate(self._names)}
         for number, name in enumerate(self._names):
             if name in removed:
@@ -84,7 +84,7 @@ class SchedulerGraph:
             buffers[numbers[name]] = dataclasses.replace(
                 output, in_place_candidates=in_place_candidates
             )
-        buffers += self._incoming_gradients()
+        buffers += self._list_incoming_gradients()
         return dataclasses.replace(
             self.inductor_problem,
             buffers=tuple(buffers),
@@ -109,7 +109,7 @@ class SchedulerGraph:
                 workspaces.append(Buffer(size, step, ()))
         return dataclasses.replace(problem, buffers=(*problem.buffers, *workspaces))
 
-    def _incoming_gradients(self) -> list[Buffer]:
+    def _list_incoming_gradients(self) -> list[Buffer]:
         """Return the gradients that autograd passes to a backward, which frees them after last use.
 
         Inductor's estimate counts them as memory that the caller keeps.
@@ -132,7 +132,7 @@ class SchedulerGraph:
             for name, steps in readers.items()
         ]
 
-    def _with_concat_inputs(self) -> list[Buffer]:
+    def _count_concat_inputs_once(self) -> list[Buffer]:
         """Return the buffers, with the inputs of a concatenation not counted twice.
 
         An input that is written directly into the concatenation counts as its own memory with the
@@ -258,7 +258,7 @@ class SchedulerGraph:
             return frozenset(cudagraph_steps), False
         return frozenset(), False
 
-    def _fused_away(self) -> set[str]:
+    def _find_fused_away(self) -> set[str]:
         """Return buffers that stay in one kernel, in registers or in a scratch array of a tile."""
         from torch._inductor.scheduler import FusedSchedulerNode
         from torch.utils._ordered_set import OrderedSet
@@ -281,7 +281,7 @@ class SchedulerGraph:
             )
         return removed
 
-    def _in_place_sources(self) -> dict[str, list[str]]:
+    def _find_in_place_sources(self) -> dict[str, list[str]]:
         """Map a buffer to those whose memory its kernel can reuse in place after their last use."""
         from torch._inductor import config, ir
         from torch._inductor.codegen.wrapper import can_match_buffer_size

@@ -125,7 +125,7 @@ class _Reader:
 
     def __init__(self, wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> None:
         self.wrapper = wrapper
-        graphs = graph_buffers.inlined_graphs(lines)
+        graphs = graph_buffers.list_inlined_graphs(lines)
         self.outputs = graph_buffers.list_outputs(wrapper, graphs)
         self.unshareable = graph_buffers.find_unshareable(graphs)
         self.aliases = graph_buffers.find_aliases(graphs)

@@ -98,11 +98,11 @@ class TestTables:
             return type(base.__name__, (base,), {"__module__": "somebody"})
 
         line = subclass(wrapper_ir.CommentLine)
-        assert known_ir.unplannable_line([line.__new__(line)], cpp=False) == (line, "")
+        assert known_ir.find_unplannable_line([line.__new__(line)], cpp=False) == (line, "")
         kernel = subclass(ir.ExternKernelOut)
         operations = [ir.ExternKernelOut.__new__(ir.ExternKernelOut), kernel.__new__(kernel)]
-        assert known_ir.unplannable_operation(operations[:1]) is None
-        assert known_ir.unplannable_operation(operations) is kernel
+        assert known_ir.find_unplannable_operation(operations[:1]) is None
+        assert known_ir.find_unplannable_operation(operations) is kernel
         assert known_ir.may_keep_memory(operations[1])
         assert known_ir.has_order_dependence(operations[1])
 
@@ -110,7 +110,7 @@ class TestTables:
     def test_profiled_blocks_are_refused_in_cpp(self, cpp: bool) -> None:
         """Of torch 2.15: names that are declared inside a C++ block end with it."""
         line = stand_in("EnterKernelProfileScopeLine")
-        found = known_ir.unplannable_line(["text", line], cpp=cpp)
+        found = known_ir.find_unplannable_line(["text", line], cpp=cpp)
         assert (found is not None) == cpp
         assert found is None or found[0] is type(line)
 

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 import inductor_ext
 from benchmarks.harness import measure
 from inductor_ext import events
-from inductor_ext.memory.out_variants import OUT_VARIANTS, SCRATCHLESS, out_variant
+from inductor_ext.memory.out_variants import OUT_VARIANTS, SCRATCHLESS, find_out_variant
 from inductor_ext.memory.records import MemoryPlanRecord
 from test.support import compile_util
 
@@ -165,7 +165,7 @@ def tensors(result: Any) -> list[Tensor]:
 
 def test_every_operator_has_calls_and_an_out_variant() -> None:
     assert set(CALLS) == set(OUT_VARIANTS)
-    assert all(out_variant(operator(name)) is not None for name in OUT_VARIANTS)
+    assert all(find_out_variant(operator(name)) is not None for name in OUT_VARIANTS)
     assert set(SCRATCHLESS.items()) <= set(OUT_VARIANTS.items())
 
 
@@ -184,7 +184,7 @@ def _placed(value: Any, arena: Tensor, start: int) -> Tensor:
 @pytest.mark.parametrize("name", OUT_VARIANTS)
 @torch.no_grad()
 def test_out_variant_fills_what_it_is_given(name: str) -> None:
-    found = out_variant(operator(name))
+    found = find_out_variant(operator(name))
     assert found is not None
     variant, names = found
     for args, kwargs in CALLS[name]:
@@ -214,7 +214,7 @@ def test_out_variant_fills_what_it_is_given(name: str) -> None:
 @pytest.mark.parametrize("name", OUT_VARIANTS)
 @torch.no_grad()
 def test_out_variant_takes_no_more_memory(name: str) -> None:
-    found = out_variant(operator(name))
+    found = find_out_variant(operator(name))
     assert found is not None
     variant, names = found
     args, kwargs = CALLS[name][0]
@@ -236,7 +236,7 @@ def test_a_generated_out_variant_is_worse_and_not_used() -> None:
     out = convolution(*args, *rest)
     taken = measure.peak_allocated(lambda: aten.convolution.out(*args, *rest, out=out))
     assert taken >= measure.peak_allocated(lambda: convolution(*args, *rest))
-    assert out_variant(convolution) is None
+    assert find_out_variant(convolution) is None
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_generated_out_variant_is_worse_and_not_used() -> None:
     ids=str,
 )
 def test_no_out_variant_of_others(other: object) -> None:
-    assert out_variant(other) is None
+    assert find_out_variant(other) is None
 
 
 # --- in compiled graphs -------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from inductor_ext.lowerings.graph.strided_views import (
     Dims,
     StoredTensor,
     broadcast,
+    follow_view,
     require,
     static_shape,
-    through_view,
     view_source,
 )
 from inductor_ext.lowerings.operands import FusedOperands, KernelConstants
@@ -68,7 +68,7 @@ class DequantReader:
     wraps: bool = False
     """Whether that arithmetic uses uint8, so that no value may be negative."""
 
-    def weight(self, node: Any, dims: Dims) -> None:
+    def read_weight(self, node: Any, dims: Dims) -> None:
         """Read the nodes that B is computed from.
 
         Raises:
@@ -79,11 +79,11 @@ class DequantReader:
         aten = torch.ops.aten
         while len(self.nodes) < MOST_NODES:
             target = node.target
-            source = through_view(node, dims)
+            source = follow_view(node, dims)
             if target is aten.cat.default:
-                return self._pairs(node, dims)
-            if source is None and not self._computes(node):
-                return self._bytes(node, dims)
+                return self._read_pairs(node, dims)
+            if source is None and not self._is_step(node):
+                return self._read_bytes(node, dims)
             self.nodes.append(node)
             if source is not None:
                 node, dims = source
@@ -94,10 +94,10 @@ class DequantReader:
                 self.inverted = True
                 node = node.args[0]
             else:
-                node, dims = self._arithmetic(node, dims)
+                node, dims = self._read_arithmetic(node, dims)
         raise NotCovered("too many steps")
 
-    def _computes(self, node: fx.Node) -> bool:
+    def _is_step(self, node: fx.Node) -> bool:
         """Whether a node is a step of the dequantization instead of a stored tensor."""
         import torch
 
@@ -113,7 +113,7 @@ class DequantReader:
         arithmetic = (aten.mul.Tensor, aten.sub.Tensor, aten.sub.Scalar, aten.bitwise_xor.Scalar)
         return node.target in arithmetic
 
-    def _arithmetic(self, node: fx.Node, dims: Dims) -> tuple[Any, Dims]:
+    def _read_arithmetic(self, node: fx.Node, dims: Dims) -> tuple[Any, Dims]:
         """Record a scale or a zero point; return the rest of B and its dimensions."""
         import torch
 
@@ -134,22 +134,22 @@ class DequantReader:
                 self.constant = int(right)
                 return left, broadcast(dims, static_shape(left))
             require(self.zero is None and kind != "int8", "a zero point of zero points")
-            self.zero = self._shared(right, dims)
+            self.zero = self._read_shared(right, dims)
             return left, broadcast(dims, static_shape(left))
         require(self.scale is None and self.zero is None and not self.constant, "two scales")
         if not _is_quantized(left):
             left, right = right, left
-        self.scale = self._shared(right, dims)
+        self.scale = self._read_shared(right, dims)
         return left, broadcast(dims, static_shape(left))
 
-    def _shared(self, node: Any, dims: Dims) -> StoredTensor:
+    def _read_shared(self, node: Any, dims: Dims) -> StoredTensor:
         """Return the stored tensor of a scale or zero point, behind views and lossless conversions,
         which kernels do themselves.
         """
         dims = broadcast(dims, static_shape(node))
         visited: list[fx.Node] = []
         while True:
-            source = through_view(node, dims)
+            source = follow_view(node, dims)
             if source is None and _is_lossless_cast(node):
                 source = node.args[0], dims
             if source is None or len(visited) == MOST_NODES:
@@ -163,14 +163,14 @@ class DequantReader:
             self.nodes.append(view)
         return StoredTensor(node, dims)
 
-    def _bytes(self, node: Any, dims: Dims) -> None:
+    def _read_bytes(self, node: Any, dims: Dims) -> None:
         self.dtype = dtype_name(node)
         require(self.dtype in _BYTES, f"b is computed from {self.dtype}")
         require(self.bits == 8, "integers wrap around in 8 bits")
         require(not self.inverted, "bits are inverted")
         self.stored = StoredTensor(node, dims)
 
-    def _pairs(self, node: Any, dims: Dims) -> None:
+    def _read_pairs(self, node: Any, dims: Dims) -> None:
         """Read both halves of the same bytes, joined along K."""
         parts, axis = node.args[0], (*node.args[1:], 0)[0]
         require(len(parts) == 2 and bool(dims[axis]), "no pairs")
@@ -184,7 +184,7 @@ class DequantReader:
         place = axis % len(dims)
         own = (*dims[:place], (*inner_atoms, *rest), *dims[place + 1 :])
         self.nodes.append(node)
-        halves = [self._half(part, own) for part in parts]
+        halves = [self._read_half(part, own) for part in parts]
         (stored, high, signed), other = halves
         require(other == (stored, not high, signed), "halves of different bytes")
         self.stored, self.high_first = stored, high
@@ -194,7 +194,7 @@ class DequantReader:
             self.constant -= 8
         self.dtype = "int4" if signed or self.inverted else "uint4"
 
-    def _half(self, node: Any, dims: Dims) -> tuple[StoredTensor, bool, bool]:
+    def _read_half(self, node: Any, dims: Dims) -> tuple[StoredTensor, bool, bool]:
         """Return the bytes of which a node is one half, whether it is the upper half, and whether
         it is signed.
         """
@@ -206,7 +206,7 @@ class DequantReader:
         operations: list[tuple[str, int]] = []
         signed = False
         while len(self.nodes) < MOST_NODES:
-            source = through_view(node, dims)
+            source = follow_view(node, dims)
             if source is None and node.target is torch.ops.prims.convert_element_type.default:
                 require(
                     dtype_name(node) in ("int16", "int32", "int64"),
@@ -244,7 +244,7 @@ class DequantReader:
         """Return B as an operand, in elements of its dtype."""
         assert self.stored is not None
         value = self.stored.view().of(value_of(self.stored.node))
-        operand = matmul_nodes.operand(value)
+        operand = matmul_nodes.operand_of(value)
         if not self._is_packed:
             return operand
         row, column = operand.strides

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from inductor_ext.lowerings.graph.fusion import is_written_between
 from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
-    flat,
     is_cast,
     is_contiguous,
     is_view,
     shape,
+    size_2d,
     skip_views,
     skip_views_and_casts,
 )
@@ -166,7 +166,7 @@ def find_region(
         without: nodes that do not belong to the region.
         producers: the nodes that compute `node`, if they are to be computed at the same position.
     """
-    size = flat(node)
+    size = size_2d(node)
     nodes, end = [node], 1
     while len(nodes) < MOST_NODES:
         users = {user for node in nodes for user in node.users} - set(nodes)
@@ -191,7 +191,7 @@ def reachable_pointwise(node: fx.Node) -> list[fx.Node]:
     Args:
         node: a matmul, or the only output of a fusion.
     """
-    size = flat(node)
+    size = size_2d(node)
     nodes, reached, blocked = [node], {node}, set[Any]()
     current = node.next
     while current.op != "output" and len(nodes) < MOST_NODES:
@@ -215,7 +215,9 @@ def _is_fused(node: fx.Node, size: tuple[Any, Any], before: Container[fx.Node]) 
 
     pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
     try:
-        return (pointwise or is_view(node)) and flat(node) == size and _has_row_views(node, before)
+        return (
+            (pointwise or is_view(node)) and size_2d(node) == size and _has_row_views(node, before)
+        )
     except Unreadable:
         return False
 

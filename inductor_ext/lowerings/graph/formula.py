@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import sympy  # type: ignore[import-untyped]
 
-from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, is_view, shape
+from inductor_ext.lowerings.graph.fx_nodes import Unreadable, is_cast, is_view, shape, size_2d
 
 if TYPE_CHECKING:
     from torch import fx
@@ -86,7 +86,7 @@ def _operators() -> Mapping[Any, Callable[..., Any]]:
     return operators
 
 
-def symbol(node: fx.Node) -> sympy.Symbol:
+def symbol_of(node: fx.Node) -> sympy.Symbol:
     """Return the symbol of a node in formulas."""
     return sympy.Symbol(node.name, real=True)
 
@@ -100,7 +100,7 @@ class FormulaReader:
     """
 
     def __init__(self, like: fx.Node, leaf: Callable[[fx.Node], sympy.Expr | None]) -> None:
-        self.rows, self.columns = flat(like)
+        self.rows, self.columns = size_2d(like)
         self.leaf = leaf
         self.inner: dict[fx.Node, sympy.Expr] = {}
         """The formulas of the nodes that were read, without the leaves."""
@@ -137,7 +137,7 @@ class FormulaReader:
         """Require that elements of all matrices correspond in order; a column has one element per
         row.
         """
-        rows, columns = flat(node)
+        rows, columns = size_2d(node)
         if rows != self.rows or columns not in (self.columns, 1):
             raise Unreadable
 
@@ -201,14 +201,14 @@ def mean_of(formula: sympy.Expr) -> sympy.Expr:
     rows = {atom: sympy.Dummy(real=True) for atom in formula.atoms(mean)}
     constant = {symbol: key for key, symbol in rows.items()}
     total = sympy.Integer(0)
-    for term in sympy.Add.make_args(canonical(formula.xreplace(rows))):
+    for term in sympy.Add.make_args(canonicalize(formula.xreplace(rows))):
         along = term.free_symbols - constant.keys()
         factor, rest = term.as_independent(*along) if along else (term, sympy.Integer(1))
         total += factor * (mean(rest) if along else 1)
     return sympy.expand(total.xreplace(constant))
 
 
-def canonical(formula: sympy.Expr) -> sympy.Expr:
+def canonicalize(formula: sympy.Expr) -> sympy.Expr:
     """Return the canonical form of a formula, with constants rounded to six digits. Equal formulas
     are identical.
     """

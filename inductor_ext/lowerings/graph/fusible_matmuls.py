@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 
-def unfused(node: fx.Node, problem: GemmProblem) -> Fusion:
+def make_single_fusion(node: fx.Node, problem: GemmProblem) -> Fusion:
     """Return aten.mm, addmm or _scaled_mm as a fusion of this node alone."""
     a, b, *rest = map(ViewedNode, matmul_operands(node))
     count = 2 if problem.operation == "scaled" else 0
@@ -61,7 +61,7 @@ class FusibleMatmuls:
                 b = matmul_operands(node)[1]
                 # Only M may be symbolic.
                 if problem is not None and all(isinstance(size, int) for size in value_of(b).shape):
-                    self.by_output[node] = unfused(node, problem)
+                    self.by_output[node] = make_single_fusion(node, problem)
 
     def fuse(
         self, problem: GemmProblem, nodes: Sequence[fx.Node], halves: tuple[int, int] | None = None

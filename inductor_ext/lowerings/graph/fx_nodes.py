@@ -98,7 +98,7 @@ def size_expr(size: Any) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
 
-def flat(node: fx.Node) -> tuple[Any, Any]:
+def size_2d(node: fx.Node) -> tuple[Any, Any]:
     """Return the numbers of rows and columns of a node's tensor; all dimensions but the last are
     rows.
 

@@ -91,7 +91,7 @@ def _match_matmul(node: fx.Node) -> Fusion:
     require(problem.a.dtype in HALF, f"operands of {problem.a.dtype}")
     static_shape(b)  # type: ignore[arg-type]
     reader = DequantReader(problem)
-    reader.weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
+    reader.read_weight(b, ((Atom(problem.k, "k", 1),), (Atom(problem.n, "n", 1),)))
     dequant = reader.dequant()
     mixed = dataclasses.replace(
         problem,

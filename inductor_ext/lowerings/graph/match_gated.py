@@ -16,14 +16,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import sympy  # type: ignore[import-untyped]
 
-from inductor_ext.lowerings.graph.formula import FormulaReader, canonical, relu, symbol
+from inductor_ext.lowerings.graph.formula import FormulaReader, canonicalize, relu, symbol_of
 from inductor_ext.lowerings.graph.fusible_matmuls import (
     FusibleMatmuls,
     is_biased_by_row,
     views_of,
 )
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
-from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, shape, skip_views
+from inductor_ext.lowerings.graph.fx_nodes import (
+    Unreadable,
+    is_cast,
+    shape,
+    size_2d,
+    skip_views,
+)
 from inductor_ext.lowerings.graph.matmul_nodes import dtype_of
 from inductor_ext.templates.fused_ops import Epilogue
 from inductor_ext.templates.problem import GemmProblem, Operation
@@ -71,10 +77,10 @@ def _match_gate(matmuls: FusibleMatmuls, root: fx.Node) -> Fusion | None:
         side = _match_side(matmuls, node)
         if side is None:
             return None
-        if flat(node) != flat(root):
+        if size_2d(node) != size_2d(root):
             raise Unreadable
         leaves[node] = side
-        return symbol(node)
+        return symbol_of(node)
 
     try:
         reader = FormulaReader(root, leaf)
@@ -198,7 +204,7 @@ def _match_whole(matmuls: FusibleMatmuls, node: fx.Node) -> _Side | None:
         if (
             problem is not None
             and problem.operation == "mm"
-            and flat(added)[1] == problem.n
+            and size_2d(added)[1] == problem.n
             and shape(bias) == (problem.n,)
             and node.meta["val"].dtype == source.meta["val"].dtype == bias.meta["val"].dtype
         ):
@@ -247,7 +253,7 @@ def _activations() -> Mapping[sympy.Expr, str]:
         "sigmoid": sigmoid,
         "identity": X,
     }
-    return {canonical(formula): name for name, formula in formulas.items()}
+    return {canonicalize(formula): name for name, formula in formulas.items()}
 
 
 def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.Node, str] | None:
@@ -260,9 +266,9 @@ def _split(formula: sympy.Expr, leaves: Sequence[fx.Node]) -> tuple[fx.Node, fx.
     if len(leaves) != 2:
         return None
     for gate, up in (leaves, reversed(leaves)):
-        activation, rest = formula.as_independent(symbol(up), as_Add=False)
-        if rest == symbol(up):
-            name = _activations().get(canonical(activation.xreplace({symbol(gate): X})))
+        activation, rest = formula.as_independent(symbol_of(up), as_Add=False)
+        if rest == symbol_of(up):
+            name = _activations().get(canonicalize(activation.xreplace({symbol_of(gate): X})))
             if name is not None:
                 return gate, up, name
     return None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import sympy  # type: ignore[import-untyped]
 
-from inductor_ext.lowerings.graph.formula import FormulaReader, mean, symbol
-from inductor_ext.lowerings.graph.fx_nodes import Unreadable, flat, is_cast, is_view, shape
+from inductor_ext.lowerings.graph.formula import FormulaReader, mean, symbol_of
+from inductor_ext.lowerings.graph.fx_nodes import Unreadable, is_cast, is_view, shape, size_2d
 from inductor_ext.lowerings.graph.matmul_nodes import value_of
 from inductor_ext.templates.fused_ops import NormKind
 
@@ -58,14 +58,18 @@ def norm_of(root: fx.Node, k: int) -> Norm | None:
     def leaf(node: fx.Node) -> sympy.Expr | None:
         if node is norm_input:
             return X
-        if _is_vector(node, k) and (len(shape(node)) == 1 or flat(root)[0] != 1):
-            vectors[symbol(node)] = node
-            return symbol(node)
+        if _is_vector(node, k) and (len(shape(node)) == 1 or size_2d(root)[0] != 1):
+            vectors[symbol_of(node)] = node
+            return symbol_of(node)
         return None
 
     try:
         norm_input = _mean_input(root)
-        if norm_input is None or flat(norm_input) != flat(root) or flat(norm_input)[1] != k:
+        if (
+            norm_input is None
+            or size_2d(norm_input) != size_2d(root)
+            or size_2d(norm_input)[1] != k
+        ):
             return None
         reader = FormulaReader(root, leaf)
         formula = reader.read(root)
@@ -107,7 +111,7 @@ def _skip_casts(node: fx.Node) -> fx.Node:
 def _is_vector(node: fx.Node, k: int) -> bool:
     """Whether a node is one row of k elements."""
     try:
-        return flat(node) == (1, k)
+        return size_2d(node) == (1, k)
     except Unreadable:
         return False
 

@@ -16,7 +16,7 @@ from inductor_ext.lowerings.graph.fusible_matmuls import (
 from inductor_ext.lowerings.graph.fusion import Fusion, ViewedNode, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import is_cast, is_contiguous, skip_views
 from inductor_ext.lowerings.graph.match_norm import Norm, norm_of
-from inductor_ext.lowerings.graph.matmul_nodes import dtype_of, operand, value_of
+from inductor_ext.lowerings.graph.matmul_nodes import dtype_of, operand_of, value_of
 from inductor_ext.lowerings.graph.rewrite import as_matrix
 from inductor_ext.templates.fused_ops import Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem
@@ -57,7 +57,7 @@ def add_norm(matmuls: FusibleMatmuls, fusion: Fusion) -> Fusion | None:
         fusion,
         problem=dataclasses.replace(
             problem,
-            a=operand(as_matrix(value, rows)),
+            a=operand_of(as_matrix(value, rows)),
             prologue=prologue,
             details=dataclasses.replace(problem.details, epsilon=norm.epsilon),
         ),

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import numerics
 from inductor_ext.lowerings.graph import epilogue_region
-from inductor_ext.lowerings.graph.fusible_matmuls import unfused
+from inductor_ext.lowerings.graph.fusible_matmuls import make_single_fusion
 from inductor_ext.lowerings.graph.fusion import Fusion, is_closed
 from inductor_ext.lowerings.graph.fx_nodes import (
     Unreadable,
-    flat,
     is_cast,
     is_contiguous,
     is_view,
     shape,
+    size_2d,
 )
 from inductor_ext.lowerings.graph.matmul_nodes import call_arguments, is_matmul, problem_of
 from inductor_ext.lowerings.graph.rewrite import call_operands, hoist, replace_call
@@ -127,7 +127,7 @@ def _match_reduction(node: fx.Node) -> _Reduction | None:
             sources.clear()
         # A view may also have sizes as inputs.
         source = source.all_input_nodes[0]
-        if flat(source) != flat(inner[-1]):
+        if size_2d(source) != size_2d(inner[-1]):
             return None
         sources.append(source)
     return _Reduction(node, tuple(inner), tuple(sources), absolute)
@@ -284,14 +284,14 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 def _same_size(node: fx.Node, other: fx.Node) -> bool:
     try:
-        return flat(node) == flat(other)
+        return size_2d(node) == size_2d(other)
     except Unreadable:
         return False
 
 
 def _unfused(node: fx.Node, problem: GemmProblem) -> Fusion:
     """Return an unfused matmul as a fusion."""
-    fusion = unfused(node, problem)
+    fusion = make_single_fusion(node, problem)
     return dataclasses.replace(fusion, operands=fusion.operands.without_epilogue())
 
 

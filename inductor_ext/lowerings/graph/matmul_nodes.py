@@ -83,7 +83,7 @@ def why_unsupported(node: fx.Node) -> str | None:
     return None
 
 
-def operand(value: torch.Tensor, hints: Hints | None = None) -> Operand:
+def operand_of(value: torch.Tensor, hints: Hints | None = None) -> Operand:
     """Return a tensor as an operand of a problem.
 
     Args:
@@ -295,7 +295,7 @@ def _matmul_problem(
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     left, right, result = _tensors(node, *operands)
-    a, b = operand(left, hints), operand(right, hints)
+    a, b = operand_of(left, hints), operand_of(right, hints)
     _require_dtypes(a, b, allowed)
     *batch, m, k = concrete_sizes(left.shape, hints)
     n = concrete_sizes(right.shape, hints)[-1]
@@ -410,7 +410,7 @@ def _read_grouped(node: fx.Node, hints: Hints, allowed: frozenset[str] = FLOATS)
         raise NotCovered("a dimension other than the grouped one is dynamic")
     if not statically_known_true(lengths[0] >= 1):
         raise NotCovered("the grouped dimension may be 0")
-    left, right = operand(a, hints), operand(b, hints)
+    left, right = operand_of(a, hints), operand_of(b, hints)
     _require_dtypes(left, right, allowed)
     (m, k), n = concrete_sizes(a.shape, hints)[-2:], concrete_sizes(b.shape, hints)[-1]
     fields: dict[str, Any] = {

@@ -94,13 +94,13 @@ class Planner:
         fusions = self._find_fusions()
         self.fused = {node for site in fusions for node in site.nodes}
         likely = {node for site in fusions if saves_only_launches(site) for node in site.nodes}
-        unfused = self._unfused_sites(self.fused - likely)
+        unfused = self._make_unfused_sites(self.fused - likely)
         replaced: set[fx.Node] = set()
         for sites in self._split_by_priority(fusions, unfused):
             remaining = [site for site in sites if replaced.isdisjoint(site.nodes)]
             for site in self._sort_by_gain(remaining):
                 if replaced.isdisjoint(site.nodes) and self._beats_unfused(site):
-                    replaced |= self._apply(self._refreshed_site(site, replaced))
+                    replaced |= self._apply(self._refresh_site(site, replaced))
         self.fused = set()
         for site in fusions:
             if replaced.isdisjoint(site.nodes):
@@ -117,18 +117,18 @@ class Planner:
         scaled = [match_dequantized.add_scales(fusion) for fusion in dequantized]
         fusions = [*fusion_search.find_fusions(graph, settings, scaled), *dequantized]
         reduced = match_row_amax.find_row_amax_fusions(graph, settings, fusions)
-        return [self._fused_site(fusion) for fusion in (*reduced, *fusions)]
+        return [self._make_fused_site(fusion) for fusion in (*reduced, *fusions)]
 
     def _plan_unfused(self) -> None:
         """Plan the matmuls that no fusion has replaced."""
-        sites = self._unfused_sites()
+        sites = self._make_unfused_sites()
         if numerics.has_exact_pointwise():
             for site in sites:
                 explain_records.note_exact_pointwise(site.nodes)
         self._decide(sites)
         replaced: set[fx.Node] = set()
         for site in sites:
-            replaced |= self._apply(self._refreshed_site(site, replaced))
+            replaced |= self._apply(self._refresh_site(site, replaced))
 
     def _prepare_epilogues(self) -> None:
         """Rewrite the epilogues of planned Triton matmuls so that they are fused."""
@@ -154,7 +154,7 @@ class Planner:
             fused = explain_records.operator_names(inside)
             node_info.update(call, plan=plan, fused=fused)
 
-    def _fused_site(self, fusion: Fusion) -> Site:
+    def _make_fused_site(self, fusion: Fusion) -> Site:
         problem = fusion.problem
         if len(fusion.outputs) == 1:
             problem = epilogue_region.add_epilogue(fusion.outputs[0], problem)
@@ -164,15 +164,15 @@ class Planner:
             Site(problem, fusion.nodes, fusion.outputs, a, axes, fusion)
         )
 
-    def _unfused_sites(self, without: Set[fx.Node] = frozenset()) -> list[Site]:
+    def _make_unfused_sites(self, without: Set[fx.Node] = frozenset()) -> list[Site]:
         """Return a site for each matmul that has no plan yet."""
         return [
-            self._unfused_site(node, problem)
+            self._make_unfused_site(node, problem)
             for node, problem in find_matmuls(self.gm.graph).items()
             if node_info.plan_of(node) is None and node not in without
         ]
 
-    def _unfused_site(self, node: fx.Node, problem: GemmProblem) -> Site:
+    def _make_unfused_site(self, node: fx.Node, problem: GemmProblem) -> Site:
         biased = node.target in (torch.ops.aten.addmm.default, torch.ops.aten.baddbmm.default)
         a = node.args[1 if biased else 0]
         assert isinstance(a, fx.Node)
@@ -209,7 +209,7 @@ class Planner:
                 return candidate
         return site
 
-    def _refreshed_site(self, site: Site, replaced: set[fx.Node]) -> Site:
+    def _refresh_site(self, site: Site, replaced: set[fx.Node]) -> Site:
         """Return the site after other sites have replaced nodes of its epilogue."""
         if site.cutlass is None or replaced.isdisjoint(site.cutlass.nodes):
             return site
@@ -217,11 +217,11 @@ class Planner:
         if not any(isinstance(config, CutlassConfig) for config in configs):
             return site
         if site.fusion is not None:
-            refreshed = self._fused_site(site.fusion)
+            refreshed = self._make_fused_site(site.fusion)
         else:
             problem = problem_of(site.nodes[0])
             assert problem is not None
-            refreshed = self._unfused_site(site.nodes[0], problem)
+            refreshed = self._make_unfused_site(site.nodes[0], problem)
         self._decide([refreshed])
         return refreshed
 
@@ -367,14 +367,16 @@ class Planner:
         if isinstance(site.fusion, match_row_amax.RowAmaxFusion):
             node = site.fusion.matmul
             problem = None if node is None else problem_of(node)
-            return None if node is None or problem is None else self._unfused_site(node, problem)
+            if node is None or problem is None:
+                return None
+            return self._make_unfused_site(node, problem)
         if not self.options.enabled or not site.problem.epilogue.gated:
             return None
         computing = {node for node in site.nodes if not is_view(node) and not is_cast(node)}
         matmuls = [node for node in site.nodes if is_matmul(node)]
         for node in matmuls:
             problem = problem_of(node)
-            unfused = None if problem is None else self._unfused_site(node, problem)
+            unfused = None if problem is None else self._make_unfused_site(node, problem)
             inside = unfused.cutlass.nodes if unfused is not None and unfused.cutlass else ()
             if computing <= {*matmuls, *inside}:
                 return unfused

@@ -78,7 +78,7 @@ def static_shape(node: fx.Node) -> tuple[int, ...]:
     return shape
 
 
-def through_view(node: fx.Node, dims: Dims) -> tuple[fx.Node, Dims] | None:
+def follow_view(node: fx.Node, dims: Dims) -> tuple[fx.Node, Dims] | None:
     """Return the source of a view and its dimensions; None if the node is not a view."""
     import torch
 
