@@ -8,10 +8,11 @@ the page with the committed results.
 
 from __future__ import annotations
 
+import argparse
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from benchmarks.gemm import cases, models, summary
 from benchmarks.harness import results
@@ -44,7 +45,7 @@ _GROUPS = {
     "int4": "int4 weights",
     "fp8": "fp8, row-wise scales",
     "fused": "fused: gates, norms, QKV, epilogues",
-    "quantised": "quantized gates and QKV",
+    "quantized": "quantized gates and QKV",
     "frozen": "frozen QKV",
 }
 
@@ -89,7 +90,12 @@ def _read(suite: str, hardware: str) -> results.Document:
     return results.read(results.RESULTS / suite / f"{hardware}.json")
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _index(document: results.Document) -> Mapping[tuple[str, str], results.Row]:
+    """Return the rows by case and metric."""
+    return {(row["case"], row["metric"]): row for row in document["rows"]}
+
+
+def _format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -101,11 +107,11 @@ def _format(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _ratio(value: float) -> str:
+def _format_ratio(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _sources(*files: tuple[str, str]) -> str:
+def _make_sources(*files: tuple[str, str]) -> str:
     """Describe where the numbers of a section come from."""
     rows = []
     for suite, hardware in files:
@@ -122,37 +128,37 @@ def _sources(*files: tuple[str, str]) -> str:
                 f"`python -m {_COMMANDS[suite]}`",
             )
         )
-    return _table(("result file", "versions", "commit", "date", "command"), rows)
+    return _format_table(("result file", "versions", "commit", "date", "command"), rows)
 
 
-def _model_row(gpu: str, name: str, of: summary.Numbers) -> Sequence[str]:
+def _make_model_row(gpu: str, name: str, numbers: summary.Numbers) -> Sequence[str]:
     def values(setting: str) -> tuple[summary.Values, float, float]:
-        times = of.models[name, setting]
+        times = numbers.models[name, setting]
         tuned = min(times[variant] for variant in summary.MAX if variant in times)
         return times, tuned, min(tuned, times["stock"]) / times["ours"]
 
     graphs, tuned, best = values("graphs")
     plain, plain_tuned, plain_best = values("no graphs")
-    ours = graphs["ours"]
-    columns = (graphs["eager"], graphs["stock"], tuned, ours)
+    extension = graphs["ours"]
+    columns = (graphs["eager"], graphs["stock"], tuned, extension)
     plain_columns = (plain["stock"], plain_tuned, plain["ours"])
     return (
         gpu,
         _MODELS[name],
         *map(_format, columns),
-        _ratio(tuned / ours),
-        _ratio(best),
+        _format_ratio(tuned / extension),
+        _format_ratio(best),
         " / ".join(map(_format, plain_columns)),
-        _ratio(plain_best),
+        _format_ratio(plain_best),
     )
 
 
-def _models() -> str:
+def _make_models() -> str:
     rows = []
     for gpu, suite in (("H200", "e2e"), ("H100", "e2e-decode")):
-        of = summary.numbers([_read(suite, _GPUS[gpu])])
-        measured = {model for model, _ in of.models}
-        rows += [_model_row(gpu, name, of) for name in models.MODELS if name in measured]
+        numbers = summary.collect([_read(suite, _GPUS[gpu])])
+        names = {model for model, _ in numbers.models}
+        rows += [_make_model_row(gpu, name, numbers) for name in models.MODELS if name in names]
     head = (
         "GPU",
         "model",
@@ -165,12 +171,12 @@ def _models() -> str:
         "without CUDA graphs: default / max-autotune / extension",
         "speedup over the better",
     )
-    return _table(head, rows)
+    return _format_table(head, rows)
 
 
-def _ratios(gpu: str) -> Mapping[str, Mapping[str, float]]:
-    """Return the speedups of each matmul over max-autotune, eager mode and the best of all."""
-    times = summary.numbers([_read("gemm", _GPUS[gpu])]).times
+def _compute_speedups(gpu: str) -> Mapping[str, Mapping[str, float]]:
+    """Return the speedups of every matmul over max-autotune, eager mode and the best of all."""
+    times = summary.collect([_read("gemm", _GPUS[gpu])]).times
     over = {
         "max-autotune": summary.MAX,
         "eager": ("eager",),
@@ -180,14 +186,14 @@ def _ratios(gpu: str) -> Mapping[str, Mapping[str, float]]:
         name: {
             label: ratio
             for label, variants in over.items()
-            if (ratio := summary.speedup(values, *variants)) is not None
+            if (ratio := summary.compute_speedup(values, *variants)) is not None
         }
         for name, values in times.items()
     }
 
 
-def _matmuls() -> str:
-    ratios = {gpu: _ratios(gpu) for gpu in _GPUS}
+def _make_matmuls() -> str:
+    ratios = {gpu: _compute_speedups(gpu) for gpu in _GPUS}
 
     def mean(gpu: str, group: str, over: str) -> str:
         values = [
@@ -195,12 +201,12 @@ def _matmuls() -> str:
             for name, ratio in ratios[gpu].items()
             if cases.CASES[name].group == group and over in ratio
         ]
-        return _ratio(statistics.geometric_mean(values)) if values else "-"
+        return _format_ratio(statistics.geometric_mean(values)) if values else "-"
 
     def lowest(gpu: str, group: str) -> str:
-        of = {n: r["best"] for n, r in ratios[gpu].items() if cases.CASES[n].group == group}
-        name = min(of, key=of.__getitem__)
-        return f"{of[name]:.2f}: {name}"
+        speedups = {n: r["best"] for n, r in ratios[gpu].items() if cases.CASES[n].group == group}
+        name = min(speedups, key=speedups.__getitem__)
+        return f"{speedups[name]:.2f}: {name}"
 
     rows = []
     for group, label in _GROUPS.items():
@@ -222,27 +228,27 @@ def _matmuls() -> str:
         "lowest on the H200",
         "lowest on the H100",
     )
-    return _table(head, rows)
+    return _format_table(head, rows)
 
 
-def _slower() -> str:
+def _make_slower() -> str:
     rows = []
     for gpu in _GPUS:
-        slow = {name: r["best"] for name, r in _ratios(gpu).items() if r["best"] < 0.985}
+        slow = {name: r["best"] for name, r in _compute_speedups(gpu).items() if r["best"] < 0.985}
         rows += [(gpu, name, f"{slow[name]:.2f}") for name in sorted(slow, key=slow.__getitem__)]
-    return _table(("GPU", "matmul", "speedup over the best"), rows)
+    return _format_table(("GPU", "matmul", "speedup over the best"), rows)
 
 
-def _peaks() -> str:
+def _make_peaks() -> str:
     rows = []
     for hardware in ("intel-xeon-processor-16-cores-avx512", "amd-epyc-2-cores-avx512"):
         document = _read("memory-peak", hardware)
-        found = {(row["case"], row["metric"]): row for row in document["rows"]}
+        table = _index(document)
         metric = "runtime peak over no reuse"
-        mean, worst = found["all, geometric mean", metric], found["all, worst", metric]
-        pools = found["all, geometric mean", metric + ", pools"]
-        pools_worst = found["all, worst", metric + ", pools"]
-        calls = found["all, sum", "allocator calls"]
+        mean, worst = table["all, geometric mean", metric], table["all, worst", metric]
+        pools = table["all, geometric mean", metric + ", pools"]
+        pools_worst = table["all, worst", metric + ", pools"]
+        calls = table["all, sum", "allocator calls"]
         number = str(mean["note"]).split()[0]
         label = f"torch {document['versions']['torch'].partition('+')[0]}, {number} graphs"
         for variant, middle, most, count in (
@@ -253,20 +259,24 @@ def _peaks() -> str:
             total = f"{count:,.0f}" if count is not None else "-"
             rows.append((label, variant, f"{middle:.3f}", f"{most:.3f}", total))
     head = ("CPU", "strategy", "peak, geometric mean", "worst", "allocator calls")
-    return _table(head, rows)
+    return _format_table(head, rows)
 
 
-def _gpu_peaks() -> str:
+def _make_gpu_peaks() -> str:
     titles = {"bert": "BERT", "t5": "T5", "unet": "U-Net", "vit": "ViT"}
-    found = {(r["case"], r["metric"]): r for r in _read("memory-gpu", "nvidia-h200")["rows"]}
+    table = _index(_read("memory-gpu", "nvidia-h200"))
     rows = []
     for model, title in titles.items():
         peak, pools, call = (
-            found[f"{model}, inference", metric] for metric in ("peak", "peak, pools", "call")
+            table[f"{model}, inference", metric] for metric in ("peak", "peak, pools", "call")
         )
         numbers = (peak["stock"], pools["stock"], peak["floor"], peak["ours"])
         rows.append(
-            (title, *map(_cell, numbers), f"{_cell(call['stock'])} / {_cell(call['ours'])}")
+            (
+                title,
+                *map(_format_cell, numbers),
+                f"{_format_cell(call['stock'])} / {_format_cell(call['ours'])}",
+            )
         )
     head = (
         "model",
@@ -276,32 +286,32 @@ def _gpu_peaks() -> str:
         "extension",
         "ms per call: Inductor / extension",
     )
-    return _table(head, rows)
+    return _format_table(head, rows)
 
 
-def _planner() -> str:
+def _make_planner() -> str:
     document = _read("planner", "amd-epyc-2-cores-avx512")
-    found = {(row["case"], row["metric"]): row for row in document["rows"]}
+    table = _index(document)
 
     def run(case: str) -> Sequence[str]:
-        if (case, "peak / lower bound") not in found:
+        if (case, "peak / lower bound") not in table:
             return ("-", "-")
-        ratio, seconds = (found[case, metric] for metric in ("peak / lower bound", "cpu time"))
-        return (f"{ratio['ours']:.3f}", f"{_cell(seconds['ours'])} s")
+        ratio, seconds = (table[case, metric] for metric in ("peak / lower bound", "cpu time"))
+        return (f"{ratio['ours']:.3f}", f"{_format_cell(seconds['ours'])} s")
 
     rows = []
     for case, title in _INSTANCES.items():
-        buffers = str(found[case, "peak"]["note"]).split()[0]
+        buffers = str(table[case, "peak"]["note"]).split()[0]
         rows.append((title, buffers, *run(case), *run(f"{case}, long")))
     head = ("problem", "buffers", "default budget", "CPU time", "long search", "CPU time")
-    return _table(head, rows)
+    return _format_table(head, rows)
 
 
-def _cell(value: float | None) -> str:
+def _format_cell(value: float | None) -> str:
     return "-" if value is None else _format(value)
 
 
-def _packages() -> str:
+def _make_packages() -> str:
     titles = {
         "mlp": "MLP",
         "bert": "BERT-base",
@@ -309,39 +319,39 @@ def _packages() -> str:
         "llama": "Llama, 24 layers",
     }
     document = _read("aoti", "amd-epyc-2-cores-avx512")
-    found = {(row["case"], row["metric"]): row for row in document["rows"]}
+    table = _index(document)
     rows = []
     for label, metric, unit in _PACKAGES:
-        cells = [found[model, metric] for model in titles]
+        cells = [table[model, metric] for model in titles]
         rows.append(
             (
                 f"{label}, {unit}",
-                *(f"{_cell(row['stock'])} → {_cell(row['ours'])}" for row in cells),
+                *(f"{_format_cell(row['stock'])} → {_format_cell(row['ours'])}" for row in cells),
             )
         )
-    return _table(("Inductor (default) → extension", *titles.values()), rows)
+    return _format_table(("Inductor (default) → extension", *titles.values()), rows)
 
 
 _TABLES: Mapping[str, Callable[[], str]] = {
-    "matmul sources": lambda: _sources(
+    "matmul sources": lambda: _make_sources(
         *(("gemm", hardware) for hardware in _GPUS.values()),
         ("e2e", _GPUS["H200"]),
         ("e2e-decode", _GPUS["H100"]),
     ),
-    "models": _models,
-    "matmuls": _matmuls,
-    "slower matmuls": _slower,
-    "memory sources": lambda: _sources(
+    "models": _make_models,
+    "matmuls": _make_matmuls,
+    "slower matmuls": _make_slower,
+    "memory sources": lambda: _make_sources(
         ("memory-peak", "intel-xeon-processor-16-cores-avx512"),
         ("memory-peak", "amd-epyc-2-cores-avx512"),
         ("memory-gpu", "nvidia-h200"),
         ("planner", "amd-epyc-2-cores-avx512"),
     ),
-    "peaks": _peaks,
-    "GPU peaks": _gpu_peaks,
-    "planner": _planner,
-    "package sources": lambda: _sources(("aoti", "amd-epyc-2-cores-avx512")),
-    "packages": _packages,
+    "peaks": _make_peaks,
+    "GPU peaks": _make_gpu_peaks,
+    "planner": _make_planner,
+    "package sources": lambda: _make_sources(("aoti", "amd-epyc-2-cores-avx512")),
+    "packages": _make_packages,
 }
 
 
@@ -354,11 +364,12 @@ def render(page: str) -> str:
     return re.sub(r"<!-- table: ([\w ]+) -->.*?<!-- end -->", replace, page, flags=re.DOTALL)
 
 
-def main() -> None:
-    """Update the page."""
-    path: Path = PAGE
-    path.write_text(render(path.read_text(encoding="utf-8")), encoding="utf-8")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Update the page; return the exit code."""
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args(arguments)
+    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -47,7 +47,7 @@ METRICS = {
 """Metrics with their units."""
 
 
-def _microseconds(call: Callable[[], object], number: int) -> float:
+def _time_calls(call: Callable[[], object], number: int) -> float:
     """Return the median time of a call over 9 batches of `number` calls."""
     batches = []
     for _ in range(9):
@@ -58,19 +58,19 @@ def _microseconds(call: Callable[[], object], number: int) -> float:
     return statistics.median(batches)
 
 
-def _entered(call: Callable[[], object]) -> float:
+def _count_functions(call: Callable[[], object]) -> float:
     """Return how many Python and C functions one call enters."""
-    entered = 0
+    count = 0
 
-    def count(_frame: object, event: str, _argument: object) -> None:
-        nonlocal entered
-        entered += event in ("call", "c_call")
+    def profile(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
 
-    sys.setprofile(count)
+    sys.setprofile(profile)
     for _ in range(10):
         call()
     sys.setprofile(None)
-    return entered / 10
+    return count / 10
 
 
 def measure() -> dict[str, float]:
@@ -94,8 +94,8 @@ def measure() -> dict[str, float]:
             pass
 
     activate()
-    figures["activation"] = _microseconds(activate, 200)
-    figures["functions entered, activation"] = _entered(activate)
+    figures["activation"] = _time_calls(activate, 200)
+    figures["functions entered, activation"] = _count_functions(activate)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x @ x, -1) + 1
@@ -112,13 +112,13 @@ def measure() -> dict[str, float]:
             start = time.perf_counter()
             compiled(x)
             seconds = time.perf_counter() - start
-            figures[name] = _microseconds(lambda: compiled(x), 2000)  # noqa: B023 - called here
-        figures["functions entered, call, inductor_ext"] = _entered(lambda: compiled(x))
+            figures[name] = _time_calls(lambda: compiled(x), 2000)  # noqa: B023 - called here
+        figures["functions entered, call, inductor_ext"] = _count_functions(lambda: compiled(x))
     figures["compile, inductor_ext"] = seconds
     return figures
 
 
-def _child(folder: Path) -> dict[str, float]:
+def _measure_folder(folder: Path) -> dict[str, float]:
     """Return the figures of the package in a folder."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve()), "--child"],
@@ -152,42 +152,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(measure()))
         return 0
     if args.baseline is None or not (args.baseline / "inductor_ext").is_dir():
-        parser.error("--baseline must name a checkout, a folder that holds inductor_ext/")
+        parser.error("--baseline must name a checkout, a folder that contains inductor_ext/")
     # Imported here, because imports are timed in child processes.
     from benchmarks.harness import results
 
     folders = {"now": Path.cwd(), "before": args.baseline.resolve()}
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+    samples: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
     for number in range(args.rounds):
         order = list(folders) if number % 2 else list(reversed(folders))
         for name in order:
-            taken[name].append(_child(folders[name]))
+            samples[name].append(_measure_folder(folders[name]))
     rows: list[results.Row] = []
     for metric, unit in METRICS.items():
         now, before = (
-            statistics.median(figures[metric] for figures in taken[name])
+            statistics.median(figures[metric] for figures in samples[name])
             for name in ("now", "before")
         )
-        pairs = zip(taken["now"], taken["before"], strict=True)
+        pairs = zip(samples["now"], samples["before"], strict=True)
         low, ratio, high = statistics.quantiles([a[metric] / b[metric] for a, b in pairs], n=4)
         print(f"{metric:38} {now:10.3f} {unit:5} before {before:10.3f}  ratio {ratio:.3f}")
         rows.append(
-            {
-                "case": "softmax(x @ x) + 1 of 8 x 8",
-                "metric": metric,
-                "unit": unit,
-                "better": "lower",
-                "ours": now,
-                "stock": None,
-                "eager": None,
-                "floor": None,
-                "spread": (high - low) / ratio,
-                "note": f"before: {before:.3f} {unit}; median of the ratios {ratio:.3f}",
-            }
+            results.make_row(
+                "softmax(x @ x) + 1 of 8 x 8",
+                metric,
+                unit,
+                ours=now,
+                spread=(high - low) / ratio,
+                note=f"before: {before:.3f} {unit}; median of the ratios {ratio:.3f}",
+            )
         )
     if args.json_out is not None:
         command = "python -m benchmarks.overhead --baseline FOLDER"
-        header = results.collect_header("overhead", command, results.hardware_slug("cpu"))
+        header = results.collect_header("overhead", command, results.name_hardware("cpu"))
         print(results.write(args.json_out, {**header, "rows": rows}))
     return 0
 

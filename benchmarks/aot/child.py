@@ -31,10 +31,10 @@ __all__ = ["TASKS"]
 Result = dict[str, Any]
 
 
-# --- what a process has used --------------------------------------------------------------------
+# --- the resources of a process -----------------------------------------------------------------
 
 
-def cpu_seconds() -> float:
+def read_cpu_seconds() -> float:
     """Return CPU seconds, user and system, of this process and its children, also running ones."""
     total = 0.0
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
@@ -42,15 +42,15 @@ def cpu_seconds() -> float:
         total += usage.ru_utime + usage.ru_stime
     ticks = os.sysconf("SC_CLK_TCK")
     parents: dict[int, int] = {}
-    used: dict[int, float] = {}
+    seconds_by_process: dict[int, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
             # A program's name may contain any character; it ends at the last bracket.
             fields = path.read_text().rpartition(")")[2].split()
             process = int(path.parent.name)
             parents[process] = int(fields[1])
-            used[process] = sum(map(int, fields[11:15])) / ticks
-    for process, seconds in used.items():
+            seconds_by_process[process] = sum(map(int, fields[11:15])) / ticks
+    for process, seconds in seconds_by_process.items():
         ancestor = parents.get(process, 0)
         while ancestor not in (0, os.getpid()):
             ancestor = parents.get(ancestor, 0)
@@ -58,14 +58,14 @@ def cpu_seconds() -> float:
     return total
 
 
-def _forget_peak() -> int:
+def _reset_peak() -> int:
     """Reset the peak of resident memory; return the current resident memory in bytes."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     return measure.resident()[0]
 
 
-def _private() -> int:
+def _read_private_bytes() -> int:
     """Return the bytes of this process's anonymous memory, which is not backed by a file."""
     text = Path("/proc/self/smaps_rollup").read_text()
     match = re.search(r"^Anonymous:\s+(\d+) kB", text, re.MULTILINE)
@@ -75,12 +75,12 @@ def _private() -> int:
 # --- compiling ----------------------------------------------------------------------------------
 
 
-def compile_(model: str, way: str, package: str, options: Result) -> Result:
+def compile_(model: str, variant: str, package: str, options: Result) -> Result:
     """Compile one model into a package.
 
     Args:
         model: name of an entry of `aot.models.MODELS`.
-        way: "ours" or "stock".
+        variant: "ours" or "stock".
         package: path of the package.
         options: options of the compile.
 
@@ -102,10 +102,10 @@ def compile_(model: str, way: str, package: str, options: Result) -> Result:
         for t in program.state_dict.values()
     }
     del module
-    before = _forget_peak()
-    cpu, start, own = cpu_seconds(), time.perf_counter(), time.process_time()
+    before = _reset_peak()
+    cpu, start, own = read_cpu_seconds(), time.perf_counter(), time.process_time()
     with torch.no_grad():
-        if way == "ours":
+        if variant == "ours":
             import inductor_ext
 
             inductor_ext.aoti_compile_and_package(
@@ -116,30 +116,32 @@ def compile_(model: str, way: str, package: str, options: Result) -> Result:
                 program, package_path=package, inductor_configs=options
             )
     return {
-        "cpu": cpu_seconds() - cpu,
+        "cpu": read_cpu_seconds() - cpu,
         "python": time.process_time() - own,
         "wall": time.perf_counter() - start,
         "peak": measure.resident()[1] - before,
         "child peak": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         "package": os.path.getsize(package),
-        "shared object": _code_bytes(package, sum(weights.values())),
+        "shared object": count_code_bytes(package, sum(weights.values())),
         "weights": sum(weights.values()),
     }
 
 
-def _code_bytes(package: str, weights: int) -> int:
+def count_code_bytes(package: str, weights: int) -> int:
     """Return the bytes of the shared object without weights that it may contain."""
     with zipfile.ZipFile(package) as archive:
         (library,) = (entry for entry in archive.infolist() if entry.filename.endswith(".so"))
-        apart = any(entry.filename.endswith(".weights") for entry in archive.infolist())
-    return library.file_size - (0 if apart else weights)
+        has_separate_weights = any(
+            entry.filename.endswith(".weights") for entry in archive.infolist()
+        )
+    return library.file_size - (0 if has_separate_weights else weights)
 
 
 # --- loading and calling ------------------------------------------------------------------------
 
 
-def _loaded(way: str, package: str) -> Callable[..., Any]:
-    if way == "ours":
+def _load(variant: str, package: str) -> Callable[..., Any]:
+    if variant == "ours":
         import inductor_ext
 
         return inductor_ext.load(package)
@@ -149,7 +151,7 @@ def _loaded(way: str, package: str) -> Callable[..., Any]:
     return model
 
 
-def load(model: str, way: str, package: str) -> Result:
+def load(model: str, variant: str, package: str) -> Result:
     """Load a package and call the model once.
 
     Returns:
@@ -159,20 +161,20 @@ def load(model: str, way: str, package: str) -> Result:
     """
     import torch
 
-    inputs = _inputs(model)
-    before, private = _forget_peak(), _private()
-    cpu, start = cpu_seconds(), time.perf_counter()
-    run = _loaded(way, package)
-    found = {"cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - start}
-    found["loaded"] = measure.resident()[0] - before
+    inputs = _make_inputs(model)
+    before, private = _reset_peak(), _read_private_bytes()
+    cpu, start = read_cpu_seconds(), time.perf_counter()
+    run = _load(variant, package)
+    result = {"cpu": read_cpu_seconds() - cpu, "wall": time.perf_counter() - start}
+    result["loaded"] = measure.resident()[0] - before
     with torch.no_grad():
         run(*inputs)
     gc.collect()
     now, peak = measure.resident()
     return {
-        **found,
+        **result,
         "called": now - before,
-        "private": _private() - private,
+        "private": _read_private_bytes() - private,
         "peak": peak - before,
     }
 
@@ -181,14 +183,14 @@ def load_cpp(package: str) -> Result:
     """Load a package with torch's C++ loader; return CPU and wall seconds."""
     import torch
 
-    cpu, start = cpu_seconds(), time.perf_counter()
+    cpu, start = read_cpu_seconds(), time.perf_counter()
     loader = torch._C._aoti.AOTIModelPackageLoader(package, "model", False, 1, -1)
-    found = {"cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - start}
+    result = {"cpu": read_cpu_seconds() - cpu, "wall": time.perf_counter() - start}
     assert loader is not None
-    return found
+    return result
 
 
-def _inputs(model: str) -> Any:
+def _make_inputs(model: str) -> Any:
     """Return a model's inputs, made in another process to keep the weights out of this one."""
     import torch
 
@@ -202,7 +204,7 @@ def _inputs(model: str) -> Any:
         return torch.load(path)
 
 
-def _best(call: Callable[[], object], batch: int, batches: int = 20) -> float:
+def _time_calls(call: Callable[[], object], batch: int, batches: int = 20) -> float:
     """Return the seconds of one call: the minimum over batches of a batch's mean."""
     best = float("inf")
     for _ in range(batches):
@@ -213,11 +215,11 @@ def _best(call: Callable[[], object], batch: int, batches: int = 20) -> float:
     return best
 
 
-def call(model: str, way: str, package: str) -> Result:
+def call(model: str, variant: str, package: str) -> Result:
     """Measure a call from Python with positional tensors and one thread, in seconds.
 
     Args:
-        way: "ours", "stock" or "eager"; "eager" does not use the package.
+        variant: "ours", "stock" or "eager"; "eager" does not use the package.
     """
     import torch
 
@@ -227,11 +229,11 @@ def call(model: str, way: str, package: str) -> Result:
     entry = aoti_models.MODELS[model]
     run: Callable[..., Any]
     run, inputs = entry.make()
-    if way != "eager":
-        run = _loaded(way, package)
+    if variant != "eager":
+        run = _load(variant, package)
     with torch.no_grad():
         run(*inputs)
-        return {"seconds": _best(lambda: run(*inputs), entry.batch)}
+        return {"seconds": _time_calls(lambda: run(*inputs), entry.batch)}
 
 
 _LOOP = """
@@ -244,15 +246,15 @@ typedef int32_t (*Delete)(void*);
 double best(Run run, Copy copy, Delete drop, void* container, void** inputs, size_t n_inputs,
             size_t n_outputs, long batch, long batches) {
   double least = 1e9;
-  void* given[64];
-  void* made[64];
+  void* handles[64];
+  void* outputs[64];
   for (long i = 0; i < batches; i++) {
     struct timespec start, end;
     clock_gettime(CLOCK_MONOTONIC, &start);
     for (long j = 0; j < batch; j++) {
-      for (size_t k = 0; k < n_inputs; k++) copy(inputs[k], &given[k]);
-      if (run(container, given, n_inputs, made, n_outputs, 0, 0) != 0) return -1;
-      for (size_t k = 0; k < n_outputs; k++) drop(made[k]);
+      for (size_t k = 0; k < n_inputs; k++) copy(inputs[k], &handles[k]);
+      if (run(container, handles, n_inputs, outputs, n_outputs, 0, 0) != 0) return -1;
+      for (size_t k = 0; k < n_outputs; k++) drop(outputs[k]);
     }
     clock_gettime(CLOCK_MONOTONIC, &end);
     double spent = (end.tv_sec - start.tv_sec) + (end.tv_nsec - start.tv_nsec) * 1e-9;
@@ -263,7 +265,7 @@ double best(Run run, Copy copy, Delete drop, void* container, void** inputs, siz
 """
 
 
-def bare(model: str, package: str) -> Result:
+def call_c_interface(model: str, package: str) -> Result:
     """Measure a call of the C interface alone, with tensor handles and one thread, in seconds."""
     import torch
 
@@ -284,15 +286,15 @@ def bare(model: str, package: str) -> Result:
         (path,) = Path(folder).glob("*/data/aotinductor/model/*.so")
         library = ctypes.CDLL(str(path), mode=os.RTLD_NOW | os.RTLD_LOCAL)
         container, outputs = ctypes.c_void_p(), ctypes.c_size_t()
-        made = library.AOTInductorModelContainerCreateWithDevice(
+        status = library.AOTInductorModelContainerCreateWithDevice(
             ctypes.byref(container), ctypes.c_size_t(1), b"cpu", None
         )
-        assert made == 0
+        assert status == 0
         library.AOTInductorModelContainerGetNumOutputs(container, ctypes.byref(outputs))
         handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        given = (ctypes.c_void_p * len(handles))(*(get(handle, None) for handle in handles))
+        arguments = (ctypes.c_void_p * len(handles))(*(get(handle, None) for handle in handles))
         shim = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         best = ctypes.CDLL(f"{folder}/loop.so").best
         best.restype = ctypes.c_double
@@ -301,7 +303,7 @@ def bare(model: str, package: str) -> Result:
             shim.aoti_torch_new_tensor_handle,
             shim.aoti_torch_delete_tensor_object,
             container,
-            given,
+            arguments,
             ctypes.c_size_t(len(handles)),
             outputs,
             ctypes.c_long(10 * entry.batch if entry.batch > 1 else 1),
@@ -311,10 +313,10 @@ def bare(model: str, package: str) -> Result:
     return {"seconds": seconds}
 
 
-# --- what is refused ----------------------------------------------------------------------------
+# --- invalid inputs and packages ----------------------------------------------------------------
 
 
-def wrong_inputs() -> dict[str, Callable[[Any], tuple[Any, ...]]]:
+def make_wrong_inputs() -> dict[str, Callable[[Any], tuple[Any, ...]]]:
     """Return functions from a valid to a wrong input, for a model of one float32 tensor `[8]`."""
     import torch
 
@@ -332,7 +334,7 @@ def wrong_inputs() -> dict[str, Callable[[Any], tuple[Any, ...]]]:
     }
 
 
-def refuse(way: str, package: str, kind: str) -> Result:
+def check_wrong_input(variant: str, package: str, kind: str) -> Result:
     """Whether a package of "pointwise" raises an error for a wrong input.
 
     "other strides" may also be accepted, if the results are correct.
@@ -342,15 +344,15 @@ def refuse(way: str, package: str, kind: str) -> Result:
     from benchmarks.aot import models as aoti_models
 
     module, (x,) = aoti_models.MODELS["pointwise"].make()
-    run = _loaded(way, package)
-    wrong = wrong_inputs()[kind](x)
+    run = _load(variant, package)
+    wrong = make_wrong_inputs()[kind](x)
     with torch.no_grad():
         try:
-            found = run(*wrong)
+            output = run(*wrong)
         except Exception as error:
             return {"refused": True, "error": f"{type(error).__name__}: {error}"}
-        right = kind == "other strides" and torch.equal(found, module(*wrong))
-    return {"refused": bool(right), "error": None}
+        is_correct = kind == "other strides" and torch.equal(output, module(*wrong))
+    return {"refused": bool(is_correct), "error": None}
 
 
 def damage(package: str, kind: str) -> None:
@@ -362,8 +364,8 @@ def damage(package: str, kind: str) -> None:
             content = archive.read(entry)
         data = bytearray(path.read_bytes())
         # Flip a bit in string data of the code, where the damage does not cause a crash.
-        place = content.find(b"\x7fELF") + len(content) // 3
-        data[data.find(content[:4096]) + place] ^= 0x10
+        offset = content.find(b"\x7fELF") + len(content) // 3
+        data[data.find(content[:4096]) + offset] ^= 0x10
         path.write_bytes(data)
     elif kind == "a truncated file":
         os.truncate(path, path.stat().st_size * 2 // 3)
@@ -376,16 +378,16 @@ def damage(package: str, kind: str) -> None:
 DAMAGES = ("a flipped bit", "a truncated file", "an entry outside")
 
 
-def refuse_damaged(way: str, package: str) -> Result:
+def check_damaged_package(variant: str, package: str) -> Result:
     """Whether loading a package raises an error."""
     try:
-        _loaded(way, package)
+        _load(variant, package)
     except Exception as error:
         return {"refused": True, "error": f"{type(error).__name__}: {error}"}
     return {"refused": False, "error": None}
 
 
-def executable_stack(package: str) -> Result:
+def check_executable_stack(package: str) -> Result:
     """Whether the shared object requests an executable stack."""
     with zipfile.ZipFile(package) as archive, tempfile.TemporaryDirectory() as folder:
         (name,) = (name for name in archive.namelist() if name.endswith(".so"))
@@ -404,10 +406,10 @@ TASKS: dict[str, Callable[..., Result]] = {
     "load": load,
     "load_cpp": load_cpp,
     "call": call,
-    "bare": bare,
-    "refuse": refuse,
-    "refuse_damaged": refuse_damaged,
-    "executable_stack": executable_stack,
+    "bare": call_c_interface,
+    "refuse": check_wrong_input,
+    "refuse_damaged": check_damaged_package,
+    "executable_stack": check_executable_stack,
 }
 """By name on the command line."""
 

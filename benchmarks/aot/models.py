@@ -55,12 +55,12 @@ class Eight(nn.Module):
         return torch.relu(a + b + c + d + e + f + g + h)
 
 
-def _mlp() -> tuple[nn.Module, Inputs]:
+def _make_mlp() -> tuple[nn.Module, Inputs]:
     layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 16))
     return layers, (torch.randn(8, 64),)
 
 
-def _bert() -> tuple[nn.Module, Inputs]:
+def _make_bert() -> tuple[nn.Module, Inputs]:
     module = memory_models.Bert(768, 12, 12, 30522, 512)
     return module, (
         torch.randint(30522, (1, 128)),
@@ -69,11 +69,11 @@ def _bert() -> tuple[nn.Module, Inputs]:
     )
 
 
-def _resnet() -> tuple[nn.Module, Inputs]:
+def _make_resnet() -> tuple[nn.Module, Inputs]:
     return memory_models.ResNet(64, (3, 4, 6, 3)), (torch.randn(1, 3, 224, 224),)
 
 
-def _llama() -> tuple[nn.Module, Inputs]:
+def _make_llama() -> tuple[nn.Module, Inputs]:
     return memory_models.Llama(576, 9, 3, 24, 32000), (torch.randint(32000, (1, 128)),)
 
 
@@ -82,10 +82,10 @@ MODELS = {
     for model in (
         Model("pointwise", lambda: (Pointwise(), (torch.randn(8),)), 1000),
         Model("eight inputs", lambda: (Eight(), tuple(torch.randn(8, 8))), 1000),
-        Model("mlp", _mlp, 1000),
-        Model("bert", _bert, 1),
-        Model("resnet", _resnet, 1),
-        Model("llama", _llama, 1),
+        Model("mlp", _make_mlp, 1000),
+        Model("bert", _make_bert, 1),
+        Model("resnet", _make_resnet, 1),
+        Model("llama", _make_llama, 1),
     )
 }
 """By name: one kernel, eight inputs, two layers, BERT-base, ResNet-50, 24 layers of a Llama."""

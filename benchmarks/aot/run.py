@@ -35,19 +35,19 @@ from typing import Any
 from benchmarks.aot import child as aoti_child
 from benchmarks.harness import measure, results
 
-__all__ = ["measure_model"]
+__all__ = ["make_rows", "measure_model"]
 
 MIB = 2**20
 
-WAYS = ("stock", "ours")
+VARIANTS = ("stock", "ours")
 
 MODELS = ("mlp", "bert", "resnet", "llama")
 """The models that are compiled, loaded and called."""
 
-WARMING = "pointwise"
+WARM_UP_MODEL = "pointwise"
 """The model that was compiled before in a warm folder."""
 
-PARTS = ("wrapper", "kernels", "fixed part", "linking", "probing and the rest")
+PURPOSES = ("wrapper", "kernels", "fixed part", "linking", "probing and the rest")
 """What C++ compilers are called for."""
 
 
@@ -64,7 +64,7 @@ exit $code
 """
 
 
-class Bench:
+class Workspace:
     """Starts the measuring processes, with their files in a temporary folder of the caller."""
 
     def __init__(self, folder: Path) -> None:
@@ -76,14 +76,14 @@ class Bench:
         compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
         self.log = folder / "compiler"
         self.log.mkdir()
-        self._environment = {
+        self.environment = {
             **os.environ,
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
             "BENCHMARK_COMPILER_LOG": str(self.log),
             "KINETO_LOG_LEVEL": "99",
         }
         for name in ("TORCHINDUCTOR_VEC_ISA_OK", "AOTI_RUNTIME_CHECK_INPUTS"):
-            self._environment.pop(name, None)
+            self.environment.pop(name, None)
 
     def run(self, task: str, cache: Path, /, *, checks: bool = False, **arguments: Any) -> Any:
         """Run one task of `aot.child` in its own process; return the task's result.
@@ -97,7 +97,7 @@ class Bench:
         Raises:
             RuntimeError: the task failed or crashed; with the end of its stderr.
         """
-        environment = {**self._environment, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+        environment = {**self.environment, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
         if checks:
             environment["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         run = subprocess.run(
@@ -113,24 +113,24 @@ class Bench:
             )
         return json.loads(run.stdout.splitlines()[-1])
 
-    def compile(self, model: str, way: str, cache: Path, **options: Any) -> dict[str, Any]:
+    def compile(self, model: str, variant: str, cache: Path, **options: Any) -> dict[str, Any]:
         """Compile a model; return measurements, with CPU seconds of the C++ compiler by purpose."""
         for path in self.log.iterdir():
             path.unlink()
-        package = self.package(model, way)
+        package = self.package_path(model, variant)
         package.unlink(missing_ok=True)
-        found: dict[str, Any] = self.run(
-            "compile", cache, model=model, way=way, package=str(package), options=options
+        result: dict[str, Any] = self.run(
+            "compile", cache, model=model, variant=variant, package=str(package), options=options
         )
-        compiler = dict.fromkeys(PARTS, 0.0)
+        compiler = dict.fromkeys(PURPOSES, 0.0)
         for path in self.log.iterdir():
             user, system, *command = path.read_text().split()
-            compiler[_part(command)] += float(user) + float(system)
-        return {**found, "compiler": compiler}
+            compiler[classify_command(command)] += float(user) + float(system)
+        return {**result, "compiler": compiler}
 
-    def package(self, model: str, way: str) -> Path:
+    def package_path(self, model: str, variant: str) -> Path:
         """Return the path of a model's package."""
-        return self.folder / f"{model.replace(' ', '_')}-{way}.pt2"
+        return self.folder / f"{model.replace(' ', '_')}-{variant}.pt2"
 
     @contextlib.contextmanager
     def fresh_cache(self, like: Path | None = None) -> Iterator[Path]:
@@ -141,7 +141,7 @@ class Bench:
             yield Path(folder)
 
 
-def _part(command: Sequence[str]) -> str:
+def classify_command(command: Sequence[str]) -> str:
     """Return the purpose of a compiler call, by the names of the files that it compiles."""
     pairs = zip(["", *command], command, strict=False)
     words = [word for before, word in pairs if before not in ("-include", "-o")]
@@ -162,81 +162,88 @@ def _part(command: Sequence[str]) -> str:
 
 # --- measuring ----------------------------------------------------------------------------------
 
-Taken = dict[str, dict[str, list[float]]]
-"""Values of all rounds, by metric and way."""
+Samples = dict[str, dict[str, list[float]]]
+"""Values of all rounds, by metric and variant."""
 
 
-def measure_model(bench: Bench, name: str, rounds: int) -> list[results.Row]:
+def measure_model(workspace: Workspace, name: str, rounds: int) -> list[results.Row]:
     """Compile, load and call one model with the extension and with Inductor.
 
     Args:
         name: name of an entry of `aot.models.MODELS`.
         rounds: number of measurements.
     """
-    taken: Taken = defaultdict(lambda: defaultdict(list))
-    weights = _compiles(bench, name, rounds, taken)
-    with bench.fresh_cache() as cache:
+    samples: Samples = defaultdict(lambda: defaultdict(list))
+    weights = _measure_compiles(workspace, name, rounds, samples)
+    with workspace.fresh_cache() as cache:
         for index in range(max(rounds, 3)):
-            for way in _turn(index):
-                _runs(bench, name, way, cache, taken)
-            eager = bench.run("call", cache, model=name, way="eager", package="")
-            taken["call from Python"]["eager"].append(eager["seconds"])
-    return list(_rows(name, taken, weights))
+            for variant in _order(index):
+                _measure_runs(workspace, name, variant, cache, samples)
+            eager = workspace.run("call", cache, model=name, variant="eager", package="")
+            samples["call from Python"]["eager"].append(eager["seconds"])
+    return list(make_rows(name, samples, weights))
 
 
-def _turn(index: int) -> Sequence[str]:
-    return WAYS if index % 2 == 0 else WAYS[::-1]
+def _order(index: int) -> Sequence[str]:
+    return VARIANTS if index % 2 == 0 else VARIANTS[::-1]
 
 
-def _compiles(bench: Bench, name: str, rounds: int, taken: Taken) -> float:
+def _measure_compiles(workspace: Workspace, name: str, rounds: int, samples: Samples) -> float:
     weights = 0.0
     with contextlib.ExitStack() as stack:
-        warmed = {way: stack.enter_context(bench.fresh_cache()) for way in WAYS}
-        for way, cache in warmed.items():
-            bench.compile(WARMING, way, cache)
+        warm_caches = {
+            variant: stack.enter_context(workspace.fresh_cache()) for variant in VARIANTS
+        }
+        for variant, cache in warm_caches.items():
+            workspace.compile(WARM_UP_MODEL, variant, cache)
         for index in range(rounds):
-            for way in _turn(index):
-                with bench.fresh_cache() as cache:
-                    _keep(taken, "cold", way, bench.compile(name, way, cache))
-                    again = bench.compile(name, way, cache)
-                    taken["compile, again"][way].append(again["cpu"])
-                    taken["compile, again, wall"][way].append(again["wall"])
-                with bench.fresh_cache(warmed[way]) as cache:
-                    found = bench.compile(name, way, cache)
-                    _keep(taken, "warm", way, found)
+            for variant in _order(index):
+                with workspace.fresh_cache() as cache:
+                    first = workspace.compile(name, variant, cache)
+                    _add_compile(samples, "cold", variant, first)
+                    second = workspace.compile(name, variant, cache)
+                    samples["compile, again"][variant].append(second["cpu"])
+                    samples["compile, again, wall"][variant].append(second["wall"])
+                with workspace.fresh_cache(warm_caches[variant]) as cache:
+                    warm = workspace.compile(name, variant, cache)
+                    _add_compile(samples, "warm", variant, warm)
                 for metric in ("package", "shared object"):
-                    taken[metric][way].append(found[metric])
-                taken["compile, memory"][way].append(found["peak"])
-                taken["compile, memory of the C++ compiler"][way].append(found["child peak"])
-                weights = found["weights"]
+                    samples[metric][variant].append(warm[metric])
+                samples["compile, memory"][variant].append(warm["peak"])
+                samples["compile, memory of the C++ compiler"][variant].append(warm["child peak"])
+                weights = warm["weights"]
     return weights
 
 
-def _keep(taken: Taken, state: str, way: str, found: dict[str, Any]) -> None:
-    taken[f"compile, {state}"][way].append(found["cpu"])
-    taken[f"compile, {state}, wall"][way].append(found["wall"])
-    taken[f"compile, {state}, Python"][way].append(found["python"])
-    for part, seconds in found["compiler"].items():
-        taken[f"compile, {state}, C++ of {part}"][way].append(seconds)
+def _add_compile(samples: Samples, state: str, variant: str, result: dict[str, Any]) -> None:
+    samples[f"compile, {state}"][variant].append(result["cpu"])
+    samples[f"compile, {state}, wall"][variant].append(result["wall"])
+    samples[f"compile, {state}, Python"][variant].append(result["python"])
+    for purpose, seconds in result["compiler"].items():
+        samples[f"compile, {state}, C++ of {purpose}"][variant].append(seconds)
 
 
-def _runs(bench: Bench, name: str, way: str, cache: Path, taken: Taken) -> None:
-    package = str(bench.package(name, way))
-    loaded = bench.run("load", cache, model=name, way=way, package=package)
-    taken["load, CPU"][way].append(loaded["cpu"])
-    taken["load"][way].append(loaded["wall"])
-    taken["load, C++ loader"][way].append(bench.run("load_cpp", cache, package=package)["wall"])
+def _measure_runs(
+    workspace: Workspace, name: str, variant: str, cache: Path, samples: Samples
+) -> None:
+    package = str(workspace.package_path(name, variant))
+    load = workspace.run("load", cache, model=name, variant=variant, package=package)
+    samples["load, CPU"][variant].append(load["cpu"])
+    samples["load"][variant].append(load["wall"])
+    samples["load, C++ loader"][variant].append(
+        workspace.run("load_cpp", cache, package=package)["wall"]
+    )
     for metric, key in (
         ("memory after loading", "loaded"),
         ("memory after a call", "called"),
         ("private memory after a call", "private"),
         ("memory at the highest", "peak"),
     ):
-        taken[metric][way].append(loaded[key])
-    called = bench.run("call", cache, model=name, way=way, package=package)
-    taken["call from Python"][way].append(called["seconds"])
-    bare = bench.run("bare", cache, model=name, package=package)
-    taken["call of the C interface"][way].append(bare["seconds"])
+        samples[metric][variant].append(load[key])
+    call = workspace.run("call", cache, model=name, variant=variant, package=package)
+    samples["call from Python"][variant].append(call["seconds"])
+    bare = workspace.run("bare", cache, model=name, package=package)
+    samples["call of the C interface"][variant].append(bare["seconds"])
 
 
 _UNITS = {
@@ -254,153 +261,149 @@ _NOTES = {
     "compile, cold": "CPU seconds, in an empty cache folder",
     "compile, warm": "CPU seconds, another model was compiled in the cache folder before",
     "compile, again": "CPU seconds, by another process in the same cache folder",
-    "compile, memory": "highest resident memory above that before; floor: the weights",
+    "compile, memory": "peak resident memory above that before; floor: the weights",
     "compile, memory of the C++ compiler": "of the largest process",
-    "shared object": "without the weights that stock's holds",
+    "shared object": "without the weights that Inductor's contains",
     "load": "wall time beyond import torch, in a fresh process",
     "load, C++ loader": "torch's loader, wall time",
     "memory after a call": "resident above that before loading; floor: the weights",
     "private memory after a call": "what other processes with the same package do not share",
-    "call from Python": "one thread, positional inputs, least of 20 batches",
+    "call from Python": "one thread, positional inputs, minimum of 20 batches",
     "call of the C interface": "one thread, handles of the inputs included",
 }
 
-_OF_WEIGHTS = ("compile, memory", "memory after a call")
+_BOUND_BY_WEIGHTS = ("compile, memory", "memory after a call")
 
 
-def _rows(name: str, taken: Taken, weights: float) -> Iterator[results.Row]:
-    for metric, ways in taken.items():
-        if not any(any(values) for values in ways.values()):
+def make_rows(name: str, samples: Samples, weights: float) -> Iterator[results.Row]:
+    """Yield the rows of one model.
+
+    Args:
+        name: the name of the model.
+        samples: its measurements.
+        weights: bytes of its weights.
+    """
+    for metric, by_variant in samples.items():
+        if not any(any(values) for values in by_variant.values()):
             continue
         unit, scale = _UNITS[re.split(r"[ ,]", metric)[0]]
         if metric.startswith("compile, memory"):
             unit, scale = "MiB", MIB
-        medians = {way: statistics.median(values) / scale for way, values in ways.items()}
-        measured = [values for values in ways.values() if len(values) > 1 and all(values)]
-        yield _row(
+        medians = {
+            variant: statistics.median(values) / scale for variant, values in by_variant.items()
+        }
+        repeated = [values for values in by_variant.values() if len(values) > 1 and all(values)]
+        yield results.make_row(
             name,
             metric,
             unit,
-            medians,
-            floor=weights / MIB if metric in _OF_WEIGHTS and weights > MIB else None,
-            spread=max((measure.summarize(v).spread for v in measured if min(v) > 0), default=None),
+            ours=medians.get("ours"),
+            stock=medians.get("stock"),
+            eager=medians.get("eager"),
+            floor=weights / MIB if metric in _BOUND_BY_WEIGHTS and weights > MIB else None,
+            spread=max((measure.summarize(v).spread for v in repeated if min(v) > 0), default=None),
             note=_NOTES.get(metric),
         )
 
 
-def _row(
-    case: str,
-    metric: str,
-    unit: str,
-    values: dict[str, float],
-    *,
-    higher: bool = False,
-    floor: float | None = None,
-    spread: float | None = None,
-    note: str | None = None,
-) -> results.Row:
-    return {
-        "case": case,
-        "metric": metric,
-        "unit": unit,
-        "better": "higher" if higher else "lower",
-        "ours": values.get("ours"),
-        "stock": values.get("stock"),
-        "eager": values.get("eager"),
-        "floor": floor,
-        "spread": spread,
-        "note": note,
-    }
-
-
-def measure_small(bench: Bench, rounds: int) -> Iterator[results.Row]:
+def measure_small(workspace: Workspace, rounds: int) -> Iterator[results.Row]:
     """Measure the cost of a call and of an input, with models that compute almost nothing."""
-    taken: Taken = defaultdict(lambda: defaultdict(list))
-    with bench.fresh_cache() as cache:
-        for way in WAYS:
-            bench.compile("pointwise", way, cache)
-            bench.compile("eight inputs", way, cache)
+    samples: Samples = defaultdict(lambda: defaultdict(list))
+    with workspace.fresh_cache() as cache:
+        for variant in VARIANTS:
+            workspace.compile("pointwise", variant, cache)
+            workspace.compile("eight inputs", variant, cache)
         # Two packages, without and with checks.
-        bench.compile("eight inputs", "ours", cache, artifact_cache=False)
-        checked = bench.package("eight inputs", "ours")
+        workspace.compile("eight inputs", "ours", cache, artifact_cache=False)
+        checked = workspace.package_path("eight inputs", "ours")
         checked = Path(shutil.copy(checked, checked.with_name("checked.pt2")))
-        bench.compile("eight inputs", "ours", cache, aot_check_inputs=False)
+        workspace.compile("eight inputs", "ours", cache, aot_check_inputs=False)
         packages = {
-            "ours": (str(checked), str(bench.package("eight inputs", "ours"))),
-            "stock": (str(bench.package("eight inputs", "stock")),) * 2,
+            "ours": (str(checked), str(workspace.package_path("eight inputs", "ours"))),
+            "stock": (str(workspace.package_path("eight inputs", "stock")),) * 2,
         }
         for index in range(max(rounds, 5)):
-            for way in _turn(index):
+            for variant in _order(index):
                 for metric, task in (("Python", "call"), ("the C interface", "bare")):
                     arguments: Any = {
                         "model": "pointwise",
-                        "package": str(bench.package("pointwise", way)),
+                        "package": str(workspace.package_path("pointwise", variant)),
                     }
                     if task == "call":
-                        arguments["way"] = way
+                        arguments["variant"] = variant
                     label = f"call {'from' if task == 'call' else 'of'} {metric}"
-                    found = bench.run(task, cache, **arguments)
-                    taken[label][way].append(found["seconds"])
-                with_, without = (
-                    bench.run("bare", cache, model="eight inputs", package=package, checks=on)
-                    for package, on in zip(packages[way], (True, False), strict=True)
+                    result = workspace.run(task, cache, **arguments)
+                    samples[label][variant].append(result["seconds"])
+                checked_call, unchecked_call = (
+                    workspace.run("bare", cache, model="eight inputs", package=package, checks=on)
+                    for package, on in zip(packages[variant], (True, False), strict=True)
                 )
-                cost = (with_["seconds"] - without["seconds"]) / 8
-                taken["call, check of an input"][way].append(cost)
-            eager = bench.run("call", cache, model="pointwise", way="eager", package="")
-            taken["call from Python"]["eager"].append(eager["seconds"])
-    for row in _rows("pointwise", taken, 0):
+                cost = (checked_call["seconds"] - unchecked_call["seconds"]) / 8
+                samples["call, check of an input"][variant].append(cost)
+            eager = workspace.run("call", cache, model="pointwise", variant="eager", package="")
+            samples["call from Python"]["eager"].append(eager["seconds"])
+    for row in make_rows("pointwise", samples, 0):
         if row["metric"] == "call, check of an input":
             row["note"] = (
-                "of eight; stock's with AOTI_RUNTIME_CHECK_INPUTS=1, which is off as a rule"
+                "of eight; stock with AOTI_RUNTIME_CHECK_INPUTS=1, which is off by default"
             )
         yield row
 
 
-def measure_safety(bench: Bench) -> Iterator[results.Row]:
+def measure_safety(workspace: Workspace) -> Iterator[results.Row]:
     """Count the wrong inputs and damaged packages that raise an error; a crash does not count."""
-    inputs = aoti_child.wrong_inputs()
+    inputs = aoti_child.make_wrong_inputs()
     refused: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     accepted: dict[str, list[str]] = defaultdict(list)
-    with bench.fresh_cache() as cache:
-        for way in WAYS:
-            bench.compile("pointwise", way, cache)
-            package = bench.package("pointwise", way)
+    with workspace.fresh_cache() as cache:
+        for variant in VARIANTS:
+            workspace.compile("pointwise", variant, cache)
+            package = workspace.package_path("pointwise", variant)
 
-            def count(metric: str, what: str, task: str, way: str = way, **arguments: Any) -> None:
+            def count(
+                metric: str, case: str, task: str, variant: str = variant, **arguments: Any
+            ) -> None:
                 try:
-                    found = bench.run(task, cache, way=way, **arguments)["refused"]
+                    is_refused = workspace.run(task, cache, variant=variant, **arguments)["refused"]
                 except RuntimeError:
-                    found = False
-                refused[metric][way] += found
-                if not found:
-                    accepted[way].append(what)
+                    is_refused = False
+                refused[metric][variant] += is_refused
+                if not is_refused:
+                    accepted[variant].append(case)
 
             for kind in inputs:
                 count("wrong inputs refused", kind, "refuse", package=str(package), kind=kind)
             for kind in aoti_child.DAMAGES:
-                damaged = Path(shutil.copy(package, bench.folder / "damaged.pt2"))
+                damaged = Path(shutil.copy(package, workspace.folder / "damaged.pt2"))
                 aoti_child.damage(str(damaged), kind)
                 count("damaged packages refused", kind, "refuse_damaged", package=str(damaged))
-            stack = bench.run("executable_stack", cache, package=str(package))["executable"]
-            refused["executable stack"][way] = float(stack)
+            stack = workspace.run("executable_stack", cache, package=str(package))["executable"]
+            refused["executable stack"][variant] = float(stack)
     for metric, kinds in (
         ("wrong inputs refused", list(inputs)),
         ("damaged packages refused", list(aoti_child.DAMAGES)),
     ):
-        missed = {way: [k for k in accepted[way] if k in kinds] for way in WAYS}
-        note = "; ".join(f"{way} accepts {', '.join(m)}" for way, m in missed.items() if m)
+        missed = {variant: [k for k in accepted[variant] if k in kinds] for variant in VARIANTS}
+        note = "; ".join(f"{variant} accepts {', '.join(m)}" for variant, m in missed.items() if m)
         total = f"of {len(kinds)}"
-        yield _row(
+        yield results.make_row(
             "safety",
             metric,
             "1",
-            refused[metric],
-            higher=True,
-            floor=None,
+            better="higher",
+            ours=refused[metric]["ours"],
+            stock=refused[metric]["stock"],
             note=f"{total}; {note}" if note else total,
         )
-    yield _row("safety", "executable stack", "1", refused["executable stack"], note="1: asked for")
+    stacks = refused["executable stack"]
+    yield results.make_row(
+        "safety",
+        "executable stack",
+        "1",
+        ours=stacks["ours"],
+        stock=stacks["stock"],
+        note="1: the shared object requests an executable stack",
+    )
 
 
 # --- the command line ---------------------------------------------------------------------------
@@ -410,30 +413,30 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--models", nargs="*", choices=MODELS, default=MODELS, metavar="NAME")
     parser.add_argument(
-        "--rounds", type=int, default=1, metavar="N", help="compiles of each model in each state"
+        "--rounds", type=int, default=1, metavar="N", help="compiles per model and state"
     )
-    parser.add_argument("--json-out", metavar="DIR", help="keep the table as a result")
+    parser.add_argument("--json-out", metavar="DIR", help="folder of the result")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     options = _parse(arguments)
-    header = results.collect_header("aoti", results.command_line(), results.hardware_slug("cpu"))
+    header = results.collect_header("aoti", results.format_command(), results.name_hardware("cpu"))
     begin = time.perf_counter()
     rows: list[results.Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder))
+        workspace = Workspace(Path(folder))
         parts: list[tuple[str, Any]] = [
-            ("safety", lambda: measure_safety(bench)),
-            ("calls", lambda: measure_small(bench, options.rounds)),
+            ("safety", lambda: measure_safety(workspace)),
+            ("calls", lambda: measure_small(workspace, options.rounds)),
             *(
-                (name, lambda name=name: measure_model(bench, name, options.rounds))
+                (name, lambda name=name: measure_model(workspace, name, options.rounds))
                 for name in options.models
             ),
         ]
-        for name, part in parts:
-            rows += part()
+        for name, measure_part in parts:
+            rows += measure_part()
             print(f"[{time.perf_counter() - begin:5.0f} s] {name}", flush=True)
             document: results.Document = {**header, "rows": rows}
             if options.json_out:

@@ -43,7 +43,7 @@ GROUPS = (
     "int4",
     "fp8",
     "fused",
-    "quantised",
+    "quantized",
     "frozen",
 )
 
@@ -59,7 +59,7 @@ QKV = (4096, 1024, 1024)
 INT4_GROUP = 128
 """Elements along K that share a scale."""
 
-FP8_MOST = 448.0
+FP8_MAX = 448.0
 """The largest float8_e4m3fn value."""
 
 GELU_OPERATIONS = 25
@@ -77,7 +77,7 @@ class Program:
     inputs: tuple[Tensor, ...]
     reference: Callable[[], tuple[Tensor, ...]]
     """Returns the results in float64."""
-    rivals: Mapping[str, Callable[[], Any]]
+    alternatives: Mapping[str, Callable[[], Any]]
     """Other ways to compute the same layer, run without compiling: "bf16" for the layer that is not
     quantized."""
     frozen: bool = False
@@ -159,52 +159,52 @@ class Kind:
     program: Callable[[Case, _Source], Program]
 
 
-def _tuple(results: Any) -> tuple[Tensor, ...]:
+def _as_tuple(results: Any) -> tuple[Tensor, ...]:
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
-def _program(
+def _make_program(
     function: Callable[..., Any],
     *inputs: Tensor,
-    rivals: Mapping[str, Callable[[], Any]] | None = None,
+    alternatives: Mapping[str, Callable[[], Any]] | None = None,
 ) -> Program:
     """Return a program whose reference is the function with floating-point inputs in float64."""
 
     def reference() -> tuple[Tensor, ...]:
         wide = (inp.double() if inp.is_floating_point() else inp for inp in inputs)
-        return _tuple(function(*wide))
+        return _as_tuple(function(*wide))
 
-    return Program(function, inputs, reference, rivals or {})
+    return Program(function, inputs, reference, alternatives or {})
 
 
 # A problem and a program for every kind.
 
 
-def _mm_problem(case: Case, **rest: Any) -> GemmProblem:
+def _make_mm_problem(case: Case, **rest: Any) -> GemmProblem:
     return GemmProblem.contiguous("mm", case.m, case.n, case.k, **rest)
 
 
-def _mm(case: Case, source: _Source) -> Program:
-    return _program(F.linear, source.normal(case.m, case.k), source.weight(case.n, case.k))
+def _make_mm(case: Case, source: _Source) -> Program:
+    return _make_program(F.linear, source.normal(case.m, case.k), source.weight(case.n, case.k))
 
 
-def _bmm_problem(case: Case) -> GemmProblem:
+def _make_bmm_problem(case: Case) -> GemmProblem:
     return GemmProblem.contiguous(
         "bmm", case.m, case.n, case.k, batch=case.batch, layouts=case.layouts
     )
 
 
-def _bmm(case: Case, source: _Source) -> Program:
+def _make_bmm(case: Case, source: _Source) -> Program:
     def operand(rows: int, columns: int, layout: str, scale: float) -> Tensor:
         if layout == "r":
             return source.normal(case.batch, rows, columns, scale=scale)
         return source.normal(case.batch, columns, rows, scale=scale).transpose(1, 2)
 
     a = operand(case.m, case.k, case.layouts[0], 1.0)
-    return _program(torch.bmm, a, operand(case.k, case.n, case.layouts[1], case.k**-0.5))
+    return _make_program(torch.bmm, a, operand(case.k, case.n, case.layouts[1], case.k**-0.5))
 
 
-def _grouped_problem(case: Case) -> GemmProblem:
+def _make_grouped_problem(case: Case) -> GemmProblem:
     divided: Any = case.kind[-1]
     sizes = case.m, case.n, case.k
     return GemmProblem.contiguous(
@@ -212,7 +212,7 @@ def _grouped_problem(case: Case) -> GemmProblem:
     )
 
 
-def _grouped(case: Case, source: _Source) -> Program:
+def _make_grouped(case: Case, source: _Source) -> Program:
     """Grouped GEMM with equal groups; the kind ends with the dimension that the groups divide."""
     divided, sizes = case.kind[-1], {"m": case.m, "n": case.n, "k": case.k}
     length = sizes[divided] // case.batch
@@ -222,8 +222,8 @@ def _grouped(case: Case, source: _Source) -> Program:
         batch = (case.batch,) if divided == other else ()
         if layout == "r":
             return source.normal(*batch, sizes[rows], sizes[columns], scale=scale)
-        found = source.normal(*batch, sizes[columns], sizes[rows], scale=scale)
-        return found.transpose(-1, -2)
+        transposed = source.normal(*batch, sizes[columns], sizes[rows], scale=scale)
+        return transposed.transpose(-1, -2)
 
     a = operand("m", "k", "n", case.layouts[0], 1.0)
     b = operand("k", "n", "m", case.layouts[1], depth**-0.5)
@@ -233,19 +233,19 @@ def _grouped(case: Case, source: _Source) -> Program:
         return torch._grouped_mm(a, b, offs=ends)
 
     def reference() -> tuple[Tensor, ...]:
-        def parts(factor: Tensor, axis: int | None) -> Any:
-            return factor.double() if axis is None else factor.double().split(length, axis)
+        def split(operand: Tensor, axis: int | None) -> Any:
+            return operand.double() if axis is None else operand.double().split(length, axis)
 
-        first = parts(a, {"m": 0, "n": None, "k": 1}[divided])
-        second = parts(b, {"m": None, "n": 1, "k": 0}[divided])
-        products = [left @ right for left, right in zip(first, second, strict=True)]
+        a_parts = split(a, {"m": 0, "n": None, "k": 1}[divided])
+        b_parts = split(b, {"m": None, "n": 1, "k": 0}[divided])
+        outputs = [a_part @ b_part for a_part, b_part in zip(a_parts, b_parts, strict=True)]
         join = torch.stack if divided == "k" else torch.cat
-        return (join(products, 1 if divided == "n" else 0),)
+        return (join(outputs, 1 if divided == "n" else 0),)
 
     return Program(function, (a, b, ends), reference, {})
 
 
-def _int8_problem(case: Case) -> GemmProblem:
+def _make_int8_problem(case: Case) -> GemmProblem:
     return GemmProblem.contiguous("mixed", case.m, case.n, case.k, b_dtype="int8")
 
 
@@ -256,30 +256,34 @@ def _plain_int8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     return F.linear(x, weight.to(x.dtype)) * scales
 
 
-def _int8(case: Case, source: _Source) -> Program:
+def _make_int8(case: Case, source: _Source) -> Program:
     function = int8_linear if case.kind == "int8_torchao" else _plain_int8_linear
     x = source.normal(case.m, case.k)
     weight = source.integers(-127, 128, case.n, case.k, dtype=torch.int8)
     # The standard deviation of these uniform integers is 73.
     scales = source.scales(case.n, around=case.k**-0.5 / 73)
     wide = source.weight(case.n, case.k)
-    return _program(function, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
+    return _make_program(
+        function, x, weight, scales, alternatives={"bf16": lambda: F.linear(x, wide)}
+    )
 
 
-def _int4_problem(case: Case) -> GemmProblem:
+def _make_int4_problem(case: Case) -> GemmProblem:
     prologue = Prologue(dequant=Dequant("group", INT4_GROUP))
     return GemmProblem.contiguous(
         "mixed", case.m, case.n, case.k, b_dtype="uint4", prologue=prologue
     )
 
 
-def _int4(case: Case, source: _Source) -> Program:
+def _make_int4(case: Case, source: _Source) -> Program:
     x = source.normal(case.m, case.k)
     weight = pack_int4(source.integers(0, 16, case.n, case.k, dtype=torch.uint8))
     # The standard deviation of these uniform integers is 4.6.
     scales = source.scales(case.n, case.k // INT4_GROUP, around=case.k**-0.5 / 4.6)
     wide = source.weight(case.n, case.k)
-    return _program(int4_linear, x, weight, scales, rivals={"bf16": lambda: F.linear(x, wide)})
+    return _make_program(
+        int4_linear, x, weight, scales, alternatives={"bf16": lambda: F.linear(x, wide)}
+    )
 
 
 def _scaled(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
@@ -292,7 +296,7 @@ def _scaled(function: Callable[..., Tensor], *inputs: Tensor) -> Program:
     return Program(function, inputs, reference, {})
 
 
-def _fp8_problem(case: Case) -> GemmProblem:
+def _make_fp8_problem(case: Case) -> GemmProblem:
     inputs = (EpilogueInput("float32", "column"), EpilogueInput("float32", "row"))
     return GemmProblem.contiguous(
         "scaled",
@@ -311,7 +315,7 @@ def _fp8_linear(x: Tensor, weight: Tensor, x_scales: Tensor, weight_scales: Tens
     )
 
 
-def _fp8(case: Case, source: _Source) -> Program:
+def _make_fp8(case: Case, source: _Source) -> Program:
     x = source.normal(case.m, case.k).to(torch.float8_e4m3fn)
     weight = source.normal(case.n, case.k).to(torch.float8_e4m3fn)
     x_scales = source.scales(case.m, 1, around=1.0, dtype=torch.float32)
@@ -319,7 +323,7 @@ def _fp8(case: Case, source: _Source) -> Program:
     return _scaled(_fp8_linear, x, weight, x_scales, weight_scales)
 
 
-def _int8_by_int8_problem(case: Case) -> GemmProblem:
+def _make_int8_by_int8_problem(case: Case) -> GemmProblem:
     inputs = (EpilogueInput("float32", "column"), EpilogueInput("bfloat16", "row"))
     epilogue = Epilogue(inputs, 2, out="bfloat16")
     return GemmProblem.contiguous("int_mm", case.m, case.n, case.k, "int8", epilogue=epilogue)
@@ -331,7 +335,7 @@ def _int8_by_int8_linear(
     return (torch._int_mm(x, weight.t()).float() * x_scales * weight_scales).to(torch.bfloat16)
 
 
-def _int8_by_int8(case: Case, source: _Source) -> Program:
+def _make_int8_by_int8(case: Case, source: _Source) -> Program:
     """Both operands are int8, as in torchao's dynamic quantization."""
     x = source.integers(-127, 128, case.m, case.k, dtype=torch.int8)
     weight = source.integers(-127, 128, case.n, case.k, dtype=torch.int8)
@@ -341,21 +345,23 @@ def _int8_by_int8(case: Case, source: _Source) -> Program:
     return _scaled(_int8_by_int8_linear, x, weight, x_scales, weight_scales)
 
 
-def _several_problem(case: Case) -> GemmProblem:
+def _make_several_problem(case: Case) -> GemmProblem:
     """Return the problem of a quantized gate-up pair, or of the quantized weights of `parts`."""
-    weights, _, what = case.kind.partition("_")
+    weights, _, layer = case.kind.partition("_")
     parts = case.parts or (case.n, case.n)
     whole = dataclasses.replace(case, n=sum(parts), kind=weights)
-    epilogue = Epilogue(gated=what == "swiglu")
-    problem = {"int8": _int8_problem, "int4": _int4_problem, "fp8": _fp8_problem}[weights](whole)
+    epilogue = Epilogue(gated=layer == "swiglu")
+    problem = {"int8": _make_int8_problem, "int4": _make_int4_problem, "fp8": _make_fp8_problem}[
+        weights
+    ](whole)
     if weights == "fp8":
         epilogue = problem.epilogue
     return dataclasses.replace(problem, parts=parts, epilogue=epilogue)
 
 
-def _several(case: Case, source: _Source) -> Program:
-    weights, _, what = case.kind.partition("_")
-    make = {"int8": _int8, "int4": _int4, "fp8": _fp8}[weights]
+def _make_several(case: Case, source: _Source) -> Program:
+    weights, _, kind = case.kind.partition("_")
+    make = {"int8": _make_int8, "int4": _make_int4, "fp8": _make_fp8}[weights]
     parts = case.parts or (case.n, case.n)
     programs = [
         make(dataclasses.replace(case, n=part, kind=_TORCHAO.get(weights, weights)), source)
@@ -364,19 +370,19 @@ def _several(case: Case, source: _Source) -> Program:
     layer = programs[0].function
     # The first input is shared, together with its scales if it is quantized.
     shared = (0, 2) if weights == "fp8" else (0,)
-    own = [index for index in range(len(programs[0].inputs)) if index not in shared]
+    separate = [index for index in range(len(programs[0].inputs)) if index not in shared]
 
     def function(*inputs: Tensor) -> Any:
         common, rest = inputs[: len(shared)], inputs[len(shared) :]
-        found = []
+        outputs = []
         for index in range(len(parts)):
-            given: dict[int, Tensor] = dict(zip(shared, common, strict=True))
-            given |= zip(own, rest[len(own) * index :], strict=False)
-            found.append(layer(*(given[place] for place in sorted(given))))
-        return F.silu(found[0]) * found[1] if what == "swiglu" else tuple(found)
+            arguments: dict[int, Tensor] = dict(zip(shared, common, strict=True))
+            arguments |= zip(separate, rest[len(separate) * index :], strict=False)
+            outputs.append(layer(*(arguments[position] for position in sorted(arguments))))
+        return F.silu(outputs[0]) * outputs[1] if kind == "swiglu" else tuple(outputs)
 
-    inputs = [programs[0].inputs[place] for place in shared]
-    inputs += [program.inputs[place] for program in programs for place in own]
+    inputs = [programs[0].inputs[position] for position in shared]
+    inputs += [program.inputs[position] for program in programs for position in separate]
     if weights == "fp8":
 
         def reference() -> tuple[Tensor, ...]:
@@ -388,43 +394,43 @@ def _several(case: Case, source: _Source) -> Program:
     x, wide = inputs[0], [source.weight(part, case.k) for part in parts]
 
     def bf16() -> Any:
-        found = [F.linear(x, item) for item in wide]
-        return F.silu(found[0]) * found[1] if what == "swiglu" else tuple(found)
+        outputs = [F.linear(x, item) for item in wide]
+        return F.silu(outputs[0]) * outputs[1] if kind == "swiglu" else tuple(outputs)
 
-    return _program(function, *inputs, rivals={"bf16": bf16})
+    return _make_program(function, *inputs, alternatives={"bf16": bf16})
 
 
 _TORCHAO = {"int8": "int8_torchao"}
 """Maps the weight type to the kind in torchao's form, where there are several forms."""
 
 
-def _bias_gelu_problem(case: Case) -> GemmProblem:
+def _make_bias_gelu_problem(case: Case) -> GemmProblem:
     epilogue = Epilogue((EpilogueInput("bfloat16", "row"),), GELU_OPERATIONS)
     return GemmProblem.contiguous("addmm", case.m, case.n, case.k, epilogue=epilogue)
 
 
-def _bias_gelu(case: Case, source: _Source) -> Program:
+def _make_bias_gelu(case: Case, source: _Source) -> Program:
     def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(F.linear(x, weight, bias))
 
     x, weight = source.normal(case.m, case.k), source.weight(case.n, case.k)
-    return _program(function, x, weight, source.normal(case.n))
+    return _make_program(function, x, weight, source.normal(case.n))
 
 
-def _residual_problem(case: Case) -> GemmProblem:
+def _make_residual_problem(case: Case) -> GemmProblem:
     epilogue = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1)
     return GemmProblem.contiguous("addmm", case.m, case.n, case.k, epilogue=epilogue)
 
 
-def _residual(case: Case, source: _Source) -> Program:
+def _make_residual(case: Case, source: _Source) -> Program:
     def function(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         return residual + F.linear(x, weight)
 
     x, weight = source.normal(case.m, case.k), source.weight(case.n, case.k)
-    return _program(function, x, weight, source.normal(case.m, case.n))
+    return _make_program(function, x, weight, source.normal(case.m, case.n))
 
 
-def _swiglu_problem(case: Case) -> GemmProblem:
+def _make_swiglu_problem(case: Case) -> GemmProblem:
     return GemmProblem.contiguous(
         "mm",
         case.m,
@@ -435,30 +441,30 @@ def _swiglu_problem(case: Case) -> GemmProblem:
     )
 
 
-def _swiglu(case: Case, source: _Source) -> Program:
+def _make_swiglu(case: Case, source: _Source) -> Program:
     def function(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(F.linear(x, gate)) * F.linear(x, up)
 
     gate, up = source.weight(case.n, case.k), source.weight(case.n, case.k)
-    return _program(function, source.normal(case.m, case.k), gate, up)
+    return _make_program(function, source.normal(case.m, case.k), gate, up)
 
 
-def _swiglu_fp8_problem(case: Case) -> GemmProblem:
-    problem = _swiglu_problem(case)
+def _make_swiglu_fp8_problem(case: Case) -> GemmProblem:
+    problem = _make_swiglu_problem(case)
     epilogue = Epilogue(gated=True, reductions=1, out="float8_e4m3fn")
     return dataclasses.replace(problem, epilogue=epilogue)
 
 
-def _swiglu_fp8(case: Case, source: _Source) -> Program:
+def _make_swiglu_fp8(case: Case, source: _Source) -> Program:
     """SwiGLU quantized to fp8 by row amax, as the input of the next fp8 matmul."""
 
     def scale_of(y: Tensor) -> Tensor:
-        return y.abs().amax(-1, keepdim=True).to(torch.float32).clamp(min=1e-12) / FP8_MOST
+        return y.abs().amax(-1, keepdim=True).to(torch.float32).clamp(min=1e-12) / FP8_MAX
 
     def function(x: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
         y = F.silu(F.linear(x, gate)) * F.linear(x, up)
         scale = scale_of(y)
-        scaled = (y.to(torch.float32) / scale).clamp(-FP8_MOST, FP8_MOST)
+        scaled = (y.to(torch.float32) / scale).clamp(-FP8_MAX, FP8_MAX)
         return scaled.to(torch.float8_e4m3fn), scale
 
     gate, up = source.weight(case.n, case.k), source.weight(case.n, case.k)
@@ -467,13 +473,13 @@ def _swiglu_fp8(case: Case, source: _Source) -> Program:
     def reference() -> tuple[Tensor, ...]:
         wide, wide_gate, wide_up = x.double(), gate.double(), up.double()
         y = F.silu(F.linear(wide, wide_gate)) * F.linear(wide, wide_up)
-        scale = y.abs().amax(-1, keepdim=True) / FP8_MOST
+        scale = y.abs().amax(-1, keepdim=True) / FP8_MAX
         return y / scale, scale
 
     return Program(function, (x, gate, up), reference, {})
 
 
-def _geglu_problem(case: Case) -> GemmProblem:
+def _make_geglu_problem(case: Case) -> GemmProblem:
     return GemmProblem.contiguous(
         "addmm",
         case.m,
@@ -485,7 +491,7 @@ def _geglu_problem(case: Case) -> GemmProblem:
     )
 
 
-def _geglu(case: Case, source: _Source) -> Program:
+def _make_geglu(case: Case, source: _Source) -> Program:
     """GEGLU as in the transformers of diffusion models."""
 
     def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -493,19 +499,19 @@ def _geglu(case: Case, source: _Source) -> Program:
         return hidden * F.gelu(gate)
 
     x, weight = source.normal(case.m, case.k), source.weight(2 * case.n, case.k)
-    return _program(function, x, weight, source.normal(2 * case.n))
+    return _make_program(function, x, weight, source.normal(2 * case.n))
 
 
-def _qkv_problem(case: Case) -> GemmProblem:
-    return _mm_problem(case, parts=case.parts)
+def _make_qkv_problem(case: Case) -> GemmProblem:
+    return _make_mm_problem(case, parts=case.parts)
 
 
-def _qkv(case: Case, source: _Source) -> Program:
+def _make_qkv(case: Case, source: _Source) -> Program:
     def function(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         return tuple(F.linear(x, weight) for weight in weights)
 
     weights = [source.weight(n, case.k) for n in case.parts]
-    return _program(function, source.normal(case.m, case.k), *weights)
+    return _make_program(function, source.normal(case.m, case.k), *weights)
 
 
 class _Projections(nn.Module):
@@ -517,12 +523,12 @@ class _Projections(nn.Module):
         self.head = math.gcd(128, *(len(weight) for weight in weights))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        products = (F.linear(x, weight) for weight in self.weights)
-        heads = (product.unflatten(-1, (-1, self.head)) for product in products)
+        outputs = (F.linear(x, weight) for weight in self.weights)
+        heads = (output.unflatten(-1, (-1, self.head)) for output in outputs)
         return tuple(head.transpose(0, 1).contiguous() for head in heads)
 
 
-def _qkv_frozen(case: Case, source: _Source) -> Program:
+def _make_qkv_frozen(case: Case, source: _Source) -> Program:
     module = _Projections([source.weight(n, case.k) for n in case.parts])
     x = source.normal(case.m, case.k)
 
@@ -535,19 +541,21 @@ def _qkv_frozen(case: Case, source: _Source) -> Program:
     return Program(function, (x,), reference, {}, frozen=True)
 
 
-def _rmsnorm_problem(case: Case) -> GemmProblem:
-    return _mm_problem(case, prologue=Prologue(RowNorm("rms", 1)))
+def _make_rmsnorm_problem(case: Case) -> GemmProblem:
+    return _make_mm_problem(case, prologue=Prologue(RowNorm("rms", 1)))
 
 
-def _rmsnorm(case: Case, source: _Source) -> Program:
+def _make_rmsnorm(case: Case, source: _Source) -> Program:
     def function(x: Tensor, norm: Tensor, weight: Tensor) -> Tensor:
         return F.linear(F.rms_norm(x, (x.shape[-1],), norm, EPSILON), weight)
 
     x = source.normal(case.m, case.k)
-    return _program(function, x, source.scales(case.k, around=0.7), source.weight(case.n, case.k))
+    return _make_program(
+        function, x, source.scales(case.k, around=0.7), source.weight(case.n, case.k)
+    )
 
 
-def _layernorm_problem(case: Case) -> GemmProblem:
+def _make_layernorm_problem(case: Case) -> GemmProblem:
     epilogue = Epilogue((EpilogueInput("bfloat16", "row"),), 1)
     prologue = Prologue(RowNorm("layer", 2))
     return GemmProblem.contiguous(
@@ -561,7 +569,7 @@ def _layernorm_problem(case: Case) -> GemmProblem:
     )
 
 
-def _layernorm(case: Case, source: _Source) -> Program:
+def _make_layernorm(case: Case, source: _Source) -> Program:
     parts = case.parts or (case.n,)
 
     def function(x: Tensor, norm: Tensor, shift: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
@@ -572,21 +580,21 @@ def _layernorm(case: Case, source: _Source) -> Program:
     vectors = source.scales(case.k, around=0.7), source.normal(case.k, scale=0.1)
     weights = [source.weight(n, case.k) for n in parts]
     biases = [source.normal(n) for n in parts]
-    return _program(function, source.normal(case.m, case.k), *vectors, *weights, *biases)
+    return _make_program(function, source.normal(case.m, case.k), *vectors, *weights, *biases)
 
 
 KINDS: Mapping[str, Kind] = {
-    "mm": Kind(_mm_problem, _mm),
-    "bmm": Kind(_bmm_problem, _bmm),
-    **{f"grouped_{divided}": Kind(_grouped_problem, _grouped) for divided in "mnk"},
-    "int8": Kind(_int8_problem, _int8),
-    "int8_torchao": Kind(_int8_problem, _int8),
-    "int4": Kind(_int4_problem, _int4),
-    "fp8": Kind(_fp8_problem, _fp8),
-    "int8_by_int8": Kind(_int8_by_int8_problem, _int8_by_int8),
+    "mm": Kind(_make_mm_problem, _make_mm),
+    "bmm": Kind(_make_bmm_problem, _make_bmm),
+    **{f"grouped_{divided}": Kind(_make_grouped_problem, _make_grouped) for divided in "mnk"},
+    "int8": Kind(_make_int8_problem, _make_int8),
+    "int8_torchao": Kind(_make_int8_problem, _make_int8),
+    "int4": Kind(_make_int4_problem, _make_int4),
+    "fp8": Kind(_make_fp8_problem, _make_fp8),
+    "int8_by_int8": Kind(_make_int8_by_int8_problem, _make_int8_by_int8),
     **{
-        f"{weights}_{what}": Kind(_several_problem, _several)
-        for weights, what in (
+        f"{weights}_{layer}": Kind(_make_several_problem, _make_several)
+        for weights, layer in (
             ("int8", "qkv"),
             ("int8", "swiglu"),
             ("int4", "qkv"),
@@ -594,16 +602,16 @@ KINDS: Mapping[str, Kind] = {
             ("fp8", "qkv"),
         )
     },
-    "bias_gelu": Kind(_bias_gelu_problem, _bias_gelu),
-    "residual": Kind(_residual_problem, _residual),
-    "swiglu": Kind(_swiglu_problem, _swiglu),
-    "swiglu_fp8": Kind(_swiglu_fp8_problem, _swiglu_fp8),
-    "geglu": Kind(_geglu_problem, _geglu),
-    "qkv": Kind(_qkv_problem, _qkv),
-    "qkv_frozen": Kind(_qkv_problem, _qkv_frozen),
-    "rmsnorm": Kind(_rmsnorm_problem, _rmsnorm),
-    "layernorm": Kind(_layernorm_problem, _layernorm),
-    "layernorm_qkv": Kind(_layernorm_problem, _layernorm),
+    "bias_gelu": Kind(_make_bias_gelu_problem, _make_bias_gelu),
+    "residual": Kind(_make_residual_problem, _make_residual),
+    "swiglu": Kind(_make_swiglu_problem, _make_swiglu),
+    "swiglu_fp8": Kind(_make_swiglu_fp8_problem, _make_swiglu_fp8),
+    "geglu": Kind(_make_geglu_problem, _make_geglu),
+    "qkv": Kind(_make_qkv_problem, _make_qkv),
+    "qkv_frozen": Kind(_make_qkv_problem, _make_qkv_frozen),
+    "rmsnorm": Kind(_make_rmsnorm_problem, _make_rmsnorm),
+    "layernorm": Kind(_make_layernorm_problem, _make_layernorm),
+    "layernorm_qkv": Kind(_make_layernorm_problem, _make_layernorm),
 }
 
 
@@ -645,14 +653,14 @@ QUICK_LLAMA = frozenset(
 )
 
 
-def _llama() -> Iterator[Case]:
+def _yield_llama() -> Iterator[Case]:
     for (model, layers), m in itertools.product(LAYERS.items(), ROWS):
         for layer, (n, k) in layers.items():
             quick = (model, layer, m) in QUICK_LLAMA
             yield Case("llama", f"{model} {layer}", "mm", m, n, k, quick=quick)
 
 
-def _quantised() -> Iterator[Case]:
+def _yield_quantized() -> Iterator[Case]:
     for kind, (n, k), m in itertools.product(
         ("int8", "int4"), ((14336, 4096), (4096, 14336)), DECODE_AND_PREFILL
     ):
@@ -661,16 +669,22 @@ def _quantised() -> Iterator[Case]:
         yield Case("int8", "int8 torchao", "int8_torchao", m, 14336, 4096, quick=m == 16)
 
 
-def _quantised_layers() -> Iterator[Case]:
+def _yield_quantized_layers() -> Iterator[Case]:
     """Yield int8 and int4 weights that share an input, fp8 QKV, and int8 by int8."""
     for weights in ("int8", "int4"):
         for m in DECODE_AND_PREFILL[:2]:
             quick = m == 16
             yield Case(
-                "quantised", f"{weights} SwiGLU", f"{weights}_swiglu", m, 14336, 4096, quick=quick
+                "quantized",
+                f"{weights} SwiGLU",
+                f"{weights}_swiglu",
+                m,
+                14336,
+                4096,
+                quick=quick,
             )
             yield Case(
-                "quantised",
+                "quantized",
                 f"{weights} QKV",
                 f"{weights}_qkv",
                 m,
@@ -680,17 +694,17 @@ def _quantised_layers() -> Iterator[Case]:
                 quick=quick,
             )
     for m in DECODE_AND_PREFILL[1:]:
-        yield Case("quantised", "fp8 QKV", "fp8_qkv", m, 6144, 4096, parts=QKV, quick=m == 16)
+        yield Case("quantized", "fp8 QKV", "fp8_qkv", m, 6144, 4096, parts=QKV, quick=m == 16)
     # cuBLAS has no int8 kernels for M <= 16.
     for m in (64, 2048):
-        yield Case("quantised", "int8 by int8", "int8_by_int8", m, 14336, 4096, quick=m > 64)
+        yield Case("quantized", "int8 by int8", "int8_by_int8", m, 14336, 4096, quick=m > 64)
 
 
-_SELDOM = ("geglu", "layernorm", "layernorm_qkv")
+_RARELY_QUICK = ("geglu", "layernorm", "layernorm_qkv")
 """Kinds with only one representative (quick) case."""
 
 
-def _fused() -> Iterator[Case]:
+def _yield_fused() -> Iterator[Case]:
     kinds: tuple[tuple[str, str, int, int, tuple[int, ...]], ...] = (
         ("QKV", "qkv", 6144, 4096, QKV),
         ("SwiGLU", "swiglu", 14336, 4096, ()),
@@ -702,7 +716,7 @@ def _fused() -> Iterator[Case]:
         ("bias + gelu", "bias_gelu", 16384, 4096, ()),
     )
     for (label, kind, n, k, parts), m in itertools.product(kinds, DECODE_AND_PREFILL):
-        quick = kind == "qkv" or m == 16 or (m != 1 and kind not in _SELDOM)
+        quick = kind == "qkv" or m == 16 or (m != 1 and kind not in _RARELY_QUICK)
         yield Case("fused", label, kind, m, n, k, parts=parts, quick=quick)
     for m in (16, 2048):
         yield Case(
@@ -711,7 +725,7 @@ def _fused() -> Iterator[Case]:
         yield Case("fused", "SwiGLU to fp8", "swiglu_fp8", m, 14336, 4096, quick=True)
 
 
-def _others() -> Iterator[Case]:
+def _yield_others() -> Iterator[Case]:
     yield Case("square", "cube", "mm", 1024, 1024, 1024, quick=True)
     yield Case("square", "rectangle", "mm", 2040, 3584, 3584)
     # 17 x 16 tiles of 128 x 256 are 8 tiles more than two waves on 132 SMs.
@@ -755,7 +769,13 @@ def _others() -> Iterator[Case]:
 CASES: Mapping[str, Case] = {
     case.name: case
     for case in sorted(
-        (*_fused(), *_quantised(), *_quantised_layers(), *_others(), *_llama()),
+        (
+            *_yield_fused(),
+            *_yield_quantized(),
+            *_yield_quantized_layers(),
+            *_yield_others(),
+            *_yield_llama(),
+        ),
         # Last, since Inductor tunes fp8 for half a minute.
         key=lambda case: (not case.quick, case.kind.startswith("fp8")),
     )

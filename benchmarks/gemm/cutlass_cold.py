@@ -3,11 +3,11 @@
 Every case runs in its own process with empty caches: it compiles and calls a linear layer, then one
 of the same class with another size. The output has the seconds of both calls, the seconds of
 another call compiled without CUTLASS (the part that Inductor takes in any case), the kernels that
-were built, and the build time of every kernel. `--stock` measures Inductor with its own CUTLASS
-backend.
+were built, and the build time of every kernel. `--inductor` measures Inductor (default) with its
+own CUTLASS backend.
 
     python -m benchmarks.gemm.cutlass_cold --out cold.jsonl
-    python -m benchmarks.gemm.cutlass_cold --stock --cases linear --out cold.jsonl
+    python -m benchmarks.gemm.cutlass_cold --inductor --cases linear --out cold.jsonl
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks.gemm import models as gemm_models
+from benchmarks.harness import results
 from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import nvcc_build
@@ -57,41 +58,40 @@ _CUTLASS = {
 _WITHOUT = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
 
-def _call(function: Callable[..., Any], backend: str, options: Any, sizes: Any) -> float:
+def _time_first_call(function: Callable[..., Any], backend: str, options: Any, sizes: Any) -> float:
     """Return the seconds of the first call of a compiled function."""
-    rows, n, k = sizes
+    m, n, k = sizes
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, options=options)
     tensors = [
-        torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-        for shape in ((rows, k), (n, k), (n,))
+        torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for shape in ((m, k), (n, k), (n,))
     ]
     tensors.append(torch.randint(-127, 128, (n, k), device="cuda", dtype=torch.int8))
     torch.cuda.synchronize()
-    began = time.perf_counter()
+    start = time.perf_counter()
     compiled(*tensors)
     torch.cuda.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
-def _kernels() -> list[dict[str, Any]]:
+def _list_kernels() -> list[dict[str, Any]]:
     """Return the details of the kernels in the store."""
     store = ArtifactStore(kernel_folder(), 4 << 30)
-    found = []
+    details = []
     for key in store.entry_keys():
         with store.get(key) as folder:
             file = None if folder is None else folder / nvcc_build.DETAILS
             if file is not None and file.exists():
-                found.append(json.loads(file.read_text(encoding="utf-8")))
-    return found
+                details.append(json.loads(file.read_text(encoding="utf-8")))
+    return details
 
 
-def _child(case: str, backend: str) -> None:
+def _run_case(case: str, backend: str) -> None:
     function = CASES[case]
-    without = [_call(function, backend, _WITHOUT, sizes) for sizes in OTHER_SIZES]
-    first = _call(function, backend, _CUTLASS, SIZES[0])
-    built = _kernels()
-    second = _call(function, backend, _CUTLASS, SIZES[1])
+    without = [_time_first_call(function, backend, _WITHOUT, sizes) for sizes in OTHER_SIZES]
+    first = _time_first_call(function, backend, _CUTLASS, SIZES[0])
+    built = _list_kernels()
+    second = _time_first_call(function, backend, _CUTLASS, SIZES[1])
     line = {
         "case": case,
         "backend": backend,
@@ -102,7 +102,7 @@ def _child(case: str, backend: str) -> None:
         "second": second,
         "without": without[1],
         "kernels": built,
-        "built_later": len(_kernels()) - len(built),
+        "built_later": len(_list_kernels()) - len(built),
     }
     print(json.dumps(line), flush=True)
 
@@ -111,29 +111,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--stock", action="store_true", help="stock Inductor instead")
-    parser.add_argument("--out", type=Path, help="where lines of JSON are added")
+    parser.add_argument(
+        "--inductor", action="store_true", help="measure Inductor (default) instead"
+    )
+    parser.add_argument("--out", type=Path, help="file to which a line of JSON per case is added")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    backend = "inductor" if options.stock else "inductor_ext"
+    backend = "inductor" if options.inductor else "inductor_ext"
     if options.child:
-        _child(options.child, backend)
+        _run_case(options.child, backend)
         return 0
     for case in options.cases:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "benchmarks.gemm.cutlass_cold", "--child", case]
             done = subprocess.run(
-                command + ["--stock"] * options.stock,
+                command + ["--inductor"] * options.inductor,
                 env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder},
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
             )
-        line = done.stdout.strip().splitlines()[-1]
-        print(line, flush=True)
-        if options.out:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        results.print_line(done.stdout.strip().splitlines()[-1], options.out)
     return 0
 
 

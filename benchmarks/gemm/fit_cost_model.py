@@ -14,7 +14,7 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.cost_model import DEFAULT, Constants, predict
 
-__all__ = ["Measurement", "error", "fit"]
+__all__ = ["Measurement", "compute_error", "fit"]
 
 _SHARES = (
     "stream",
@@ -39,20 +39,20 @@ class Measurement:
     microseconds: float
 
 
-def error(measurements: Iterable[Measurement], constants: Constants) -> float:
+def compute_error(measurements: Iterable[Measurement], constants: Constants) -> float:
     """Return the weighted mean square of log(predicted / measured).
 
     Every problem has the same weight. Within a problem slow configurations have less weight: the
     square of the fastest over the measured time.
     """
-    return sum(residual**2 for residual in _residuals(_weighted(measurements), constants))
+    return sum(residual**2 for residual in _compute_residuals(_weight(measurements), constants))
 
 
-_Weighted = list[tuple[Measurement, float]]
+_WeightedMeasurements = list[tuple[Measurement, float]]
 """Measurements with weights that sum to 1."""
 
 
-def _weighted(measurements: Iterable[Measurement]) -> _Weighted:
+def _weight(measurements: Iterable[Measurement]) -> _WeightedMeasurements:
     groups: dict[tuple[GemmProblem, Device], list[Measurement]] = {}
     for measurement in measurements:
         groups.setdefault((measurement.problem, measurement.device), []).append(measurement)
@@ -66,8 +66,8 @@ def _weighted(measurements: Iterable[Measurement]) -> _Weighted:
     return weighted
 
 
-def _residuals(measurements: _Weighted, constants: Constants) -> list[float]:
-    """Return the weighted residuals; their sum of squares is `error`."""
+def _compute_residuals(measurements: _WeightedMeasurements, constants: Constants) -> list[float]:
+    """Return the weighted residuals; their sum of squares is `compute_error`."""
     return [
         math.sqrt(weight)
         * math.log(
@@ -102,45 +102,47 @@ def fit(
         names: the constants to change; None for all.
 
     Returns:
-        Constants whose `error` is no higher than that of `constants`.
+        Constants whose `compute_error` is no higher than that of `constants`.
     """
     names = names or [field.name for field in dataclasses.fields(Constants)]
-    weighted = _weighted(measurements)
+    weighted = _weight(measurements)
 
-    def residuals(tried: Constants) -> torch.Tensor:
-        away = [math.log(getattr(tried, name) / getattr(constants, name)) for name in names]
-        pulls = [math.sqrt(_PULL) * distance for distance in away]
-        return torch.tensor(_residuals(weighted, tried) + pulls, dtype=torch.float64)
+    def compute_all(candidate: Constants) -> torch.Tensor:
+        distances = [
+            math.log(getattr(candidate, name) / getattr(constants, name)) for name in names
+        ]
+        pulls = [math.sqrt(_PULL) * distance for distance in distances]
+        return torch.tensor(_compute_residuals(weighted, candidate) + pulls, dtype=torch.float64)
 
-    def changed(logarithms: Sequence[float]) -> Constants:
+    def step_from_best(logarithms: Sequence[float]) -> Constants:
         return dataclasses.replace(
             best,
             **{
-                name: _bounded(name, getattr(best, name) * math.exp(logarithm))
+                name: _clamp(name, getattr(best, name) * math.exp(logarithm))
                 for name, logarithm in zip(names, logarithms, strict=True)
             },
         )
 
-    best, errors, damping = constants, residuals(constants), 1e-2
+    best, errors, damping = constants, compute_all(constants), 1e-2
     for _ in range(rounds):
         columns = []
         for name in names:
             # Step down, since a fraction cannot exceed 1.
             near = dataclasses.replace(best, **{name: getattr(best, name) * math.exp(-_STEP)})
-            columns.append((errors - residuals(near)) / _STEP)
+            columns.append((errors - compute_all(near)) / _STEP)
         slopes = torch.stack(columns, 1)
         squares, gradient = slopes.T @ slopes, slopes.T @ errors
         while damping < _MOST_DAMPING:
             damped = squares + damping * torch.diag(squares.diagonal())
             step = torch.linalg.solve(damped, -gradient).clamp(-_LONGEST, _LONGEST)
-            tried = changed(step.tolist())
-            after = residuals(tried)
+            candidate = step_from_best(step.tolist())
+            after = compute_all(candidate)
             if after @ after < errors @ errors:
                 break
             damping *= 4
         else:
             break
-        best, errors, damping = tried, after, damping / 4
+        best, errors, damping = candidate, after, damping / 4
     return best
 
 
@@ -154,5 +156,5 @@ _MOST_DAMPING = 1e6
 """Stop above this damping: the steps are too short to matter."""
 
 
-def _bounded(name: str, value: float) -> float:
+def _clamp(name: str, value: float) -> float:
     return min(value, 1.0) if name in _SHARES else value

@@ -34,8 +34,8 @@ Inputs = tuple[Tensor, ...]
 
 def int8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """Compute a linear layer with int8 weights [N, K] and one scale per output channel [N]."""
-    product = torch.mm(x.reshape(-1, x.shape[-1]), weight.t().to(x.dtype))
-    return (product * scales.to(product.dtype).flatten()).reshape(*x.shape[:-1], weight.shape[0])
+    output = torch.mm(x.reshape(-1, x.shape[-1]), weight.t().to(x.dtype))
+    return (output * scales.to(output.dtype).flatten()).reshape(*x.shape[:-1], weight.shape[0])
 
 
 def pack_int4(values: Tensor) -> Tensor:
@@ -117,23 +117,24 @@ class LlamaLayer(nn.Module):
             for name in ("keys", "values"):
                 self.register_buffer(name, torch.randn(batch, groups, past, self.size))
 
-    def _heads(self, x: Tensor, count: int) -> Tensor:
+    def split_heads(self, x: Tensor, count: int) -> Tensor:
+        """Reshape [batch, length, count * size] to [batch, count, length, size]."""
         return x.unflatten(-1, (count, self.size)).transpose(1, 2)
 
     def attend(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Return the output [batch, length, width]; cosine and sine are [length, size / 2]."""
-        query = rotate(self._heads(self.query(x), self.heads), cosine, sine)
-        key = rotate(self._heads(self.key(x), self.groups), cosine, sine)
-        value = self._heads(self.value(x), self.groups)
+        query = rotate(self.split_heads(self.query(x), self.heads), cosine, sine)
+        key = rotate(self.split_heads(self.key(x), self.groups), cosine, sine)
+        value = self.split_heads(self.value(x), self.groups)
         if self.past:
             place = slice(self.past - x.shape[1], self.past)
             self.keys[:, :, place] = key
             self.values[:, :, place] = value
             key, value = self.keys, self.values
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             query, key, value, is_causal=not self.past, enable_gqa=True
         )
-        return self.out(found.transpose(1, 2).flatten(2))
+        return self.out(output.transpose(1, 2).flatten(2))
 
     def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         x = x + self.attend(self.norm1(x), cosine, sine)
@@ -224,32 +225,32 @@ LLAMA = (4096, 14336, 32, 8, 4)
 PAST = 1024
 
 
-def _decode_bytes(batch: int, weight_bytes: int) -> int:
+def _count_decode_bytes(batch: int, weight_bytes: int) -> int:
     width, hidden, heads, groups, depth = LLAMA
     size = width // heads
     weights = 2 * width * width + 2 * groups * size * width + 3 * width * hidden
-    cached = 2 * batch * groups * PAST * size
-    return depth * (weight_bytes * weights + 2 * cached)
+    cache = 2 * batch * groups * PAST * size
+    return depth * (weight_bytes * weights + 2 * cache)
 
 
-def _prefill() -> tuple[nn.Module, Inputs]:
+def _make_prefill() -> tuple[nn.Module, Inputs]:
     return Llama(*LLAMA), (torch.randn(1, 2048, LLAMA[0]),)
 
 
-def _decode(batch: int) -> Callable[[], tuple[nn.Module, Inputs]]:
+def _make_decode(batch: int) -> Callable[[], tuple[nn.Module, Inputs]]:
     def build() -> tuple[nn.Module, Inputs]:
         return Llama(*LLAMA, past=PAST, batch=batch), (torch.randn(batch, 1, LLAMA[0]),)
 
     return build
 
 
-def _bert() -> tuple[nn.Module, Inputs]:
+def _make_bert() -> tuple[nn.Module, Inputs]:
     tokens, types = torch.randint(30522, (32, 128)), torch.zeros(32, 128, dtype=torch.int64)
     lengths = torch.full((32,), 128)
     return Logits(memory_models.Bert(768, 12, 12, 30522, 512)), (tokens, types, lengths)
 
 
-def _vit() -> tuple[nn.Module, Inputs]:
+def _make_vit() -> tuple[nn.Module, Inputs]:
     return memory_models.Vit(768, 12, 12, 224, 16), (torch.randn(64, 3, 224, 224),)
 
 
@@ -260,14 +261,14 @@ class UNet(nn.Module):
         super().__init__()
         widths = [width << level for level in range(depth + 1)]
         self.down = nn.ModuleList(
-            _convolutions(inputs, outputs)
+            _make_convolutions(inputs, outputs)
             for inputs, outputs in zip([3, *widths[:-1]], widths, strict=True)
         )
         self.grow = nn.ModuleList(
             nn.ConvTranspose2d(2 * outputs, outputs, 2, 2) for outputs in reversed(widths[:-1])
         )
         self.up = nn.ModuleList(
-            _convolutions(2 * outputs, outputs) for outputs in reversed(widths[:-1])
+            _make_convolutions(2 * outputs, outputs) for outputs in reversed(widths[:-1])
         )
         self.leave = nn.Conv2d(width, 2, 1)
 
@@ -283,29 +284,29 @@ class UNet(nn.Module):
         return self.leave(x)
 
 
-def _convolutions(inputs: int, outputs: int) -> nn.Module:
+def _make_convolutions(inputs: int, outputs: int) -> nn.Module:
     first, second = (
-        memory_models.ConvNorm(given, outputs, 3, activation=nn.ReLU())
-        for given in (inputs, outputs)
+        memory_models.ConvNorm(channels, outputs, 3, activation=nn.ReLU())
+        for channels in (inputs, outputs)
     )
     return nn.Sequential(first, second)
 
 
-def _unet() -> tuple[nn.Module, Inputs]:
+def _make_unet() -> tuple[nn.Module, Inputs]:
     return UNet(64, 4), (torch.randn(4, 3, 256, 256),)
 
 
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
-        Model("llama decode 16x1", _decode(16), _decode_bytes(16, 2)),
-        Model("llama decode 1x1", _decode(1), _decode_bytes(1, 2)),
-        Model("llama prefill 1x2048", _prefill, 0),
-        Model("llama int8 decode 16x1", _decode(16), _decode_bytes(16, 1), int8=True),
-        Model("llama int8 decode 1x1", _decode(1), _decode_bytes(1, 1), int8=True),
-        Model("bert 32x128", _bert, 0),
-        Model("vit 64x224", _vit, 0),
-        Model("unet 4x256", _unet, 0),
+        Model("llama decode 16x1", _make_decode(16), _count_decode_bytes(16, 2)),
+        Model("llama decode 1x1", _make_decode(1), _count_decode_bytes(1, 2)),
+        Model("llama prefill 1x2048", _make_prefill, 0),
+        Model("llama int8 decode 16x1", _make_decode(16), _count_decode_bytes(16, 1), int8=True),
+        Model("llama int8 decode 1x1", _make_decode(1), _count_decode_bytes(1, 1), int8=True),
+        Model("bert 32x128", _make_bert, 0),
+        Model("vit 64x224", _make_vit, 0),
+        Model("unet 4x256", _make_unet, 0),
     )
 }
 """By name, most important models first."""

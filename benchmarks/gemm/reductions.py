@@ -1,8 +1,8 @@
 """Norms and softmax on a GPU: eager mode, Inductor in several configurations, and the extension.
 
 The metrics and the method are those of the GEMM benchmark (`benchmarks.gemm.run`): an ordinary
-call, and a CUDA graph, with inputs in DRAM. The floor is the time to read the inputs and write the
-outputs.
+call, and a CUDA graph, with inputs in DRAM. The lower bound is the time to read the inputs and
+write the outputs.
 
     python -m benchmarks.gemm.reductions --json-out benchmarks/results
 """
@@ -25,7 +25,7 @@ from benchmarks.gemm.cases import Program
 from benchmarks.harness import results, resumable
 from inductor_ext.templates.device import Device
 
-__all__ = ["CASES", "Case", "floor", "main"]
+__all__ = ["CASES", "Case", "compute_lower_bound", "main"]
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -83,12 +83,12 @@ class Case:
         )
 
         def reference() -> tuple[Tensor, ...]:
-            found = function(*(inp.double() for inp in inputs))
-            return found if isinstance(found, tuple) else (found,)
+            outputs = function(*(inp.double() for inp in inputs))
+            return outputs if isinstance(outputs, tuple) else (outputs,)
 
         return Program(function, inputs, reference, {})
 
-    def bound(self, bandwidth: float) -> float:
+    def compute_lower_bound(self, bandwidth: float) -> float:
         """Return the microseconds to move the inputs and outputs at a bandwidth in bytes/s."""
         _, matrices, vectors = KINDS[self.kind]
         # As many matrices are written as are read.
@@ -119,26 +119,29 @@ CASES: Mapping[str, Case] = {
 """By name."""
 
 
-def floor(case: Case, device: str) -> float | None:
-    """Like `gemm.floor`."""
+def compute_lower_bound(case: Case, device: str) -> float | None:
+    """Like `gemm.compute_lower_bound`."""
     if device == "cpu":
         return None
-    return case.bound(Device.from_torch(torch.cuda.get_device_properties(0)).bandwidth)
+    return case.compute_lower_bound(
+        Device.from_torch(torch.cuda.get_device_properties(0)).bandwidth
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. The exit code is 1 if a contender failed."""
+    """Run the command line. The exit code is 1 if a variant failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--rounds", type=int, help="measurements of each; by default, as fit")
+    parser.add_argument("--rounds", type=int, help="measurements per variant; by default, as fit")
     resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     start = time.monotonic()
-    header = results.collect_header("reductions", results.command_line(), commit=options.commit)
+    header = results.collect_header("reductions", results.format_command(), commit=options.commit)
     ledger = resumable.Ledger(header, options.json_out, options.resume)
-    bench = gemm.Bench(["eager", "stock", "stock-max", "ours"], options.rounds, False, bound=floor)
-    todo = [CASES[name] for name in options.case if name not in ledger.done]
-    count, failed = ledger.take(map(bench, resumable.within(todo, options.budget_seconds)))
+    names = ["eager", "stock", "stock-max", "ours"]
+    runner = gemm.CaseRunner(names, options.rounds, False, bound=compute_lower_bound)
+    todo = [CASES[name] for name in options.case if name not in ledger.cases]
+    count, failed = ledger.add_all(map(runner, resumable.take_within(todo, options.budget_seconds)))
     print(f"{count} of {len(todo)} measured in {time.monotonic() - start:.0f} s")
     return 1 if failed else 0
 

@@ -34,16 +34,17 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import GemmProblem
 
-__all__ = ["TABLE", "main", "measure", "newest", "problems"]
+__all__ = ["TABLE", "list_problems", "main", "measure", "select_newest"]
 
 TABLE = Path(results.__file__).parent / "tables" / "nvidia-h200.json"
 
 AT_ONCE = 6
-"""GEMMs that are compiled together: enough to keep compile workers busy, few enough to lose."""
+"""GEMMs that are compiled together: enough to keep compile workers busy; few, because a run that
+ends loses those in progress."""
 
 
-def problems(
-    table: Iterable[TuningResult], part: int, parts: int, known: Iterable[TuningResult] = ()
+def list_problems(
+    table: Iterable[TuningResult], part: int, parts: int, excluded: Iterable[TuningResult] = ()
 ) -> list[GemmProblem]:
     """Return one part of a table's GEMMs without CUTLASS, mixing large and small ones.
 
@@ -54,20 +55,20 @@ def problems(
         table: entries.
         part: from 1 to `parts`; all parts together are the whole table.
         parts: number of parts.
-        known: entries that need not be measured again.
+        excluded: entries that need not be measured again.
     """
-    done = {entry.problem for entry in known}
+    done = {entry.problem for entry in excluded}
     suite = {case.problem: case.problem for case in CASES.values()}
-    found = {
+    selection = {
         suite.get(entry.problem, entry.problem)
         for entry in table
         if "+" not in entry.environment.templates and entry.problem not in done
     }
-    return sorted(found, key=lambda x: (x.m * x.n * x.k, x.key))[part - 1 :: parts]
+    return sorted(selection, key=lambda x: (x.m * x.n * x.k, x.key))[part - 1 :: parts]
 
 
 def measure(
-    wanted: Sequence[GemmProblem],
+    problems: Sequence[GemmProblem],
     device: Device,
     make_bench: Callable[[int], BenchmarkBackend],
     out: Path,
@@ -76,42 +77,42 @@ def measure(
     """Measure GEMMs, and save the results after every few.
 
     Args:
-        wanted: the result of `problems`.
+        problems: the result of `list_problems`.
         device: the device of this process.
         make_bench: see `tuner.tune`.
         out: the table to write.
         seconds: time after which no further GEMMs are started.
     """
-    begun = time.monotonic()
+    begin = time.monotonic()
     settings = config.snapshot({})
-    found: list[TuningResult] = []
-    for start in range(0, len(wanted), AT_ONCE):
-        if time.monotonic() - begun > seconds:
+    entries: list[TuningResult] = []
+    for start in range(0, len(problems), AT_ONCE):
+        if time.monotonic() - begin > seconds:
             break
         with scope.compile_scope(settings):
-            decisions = tuner.tune(wanted[start : start + AT_ONCE], device, make_bench, settings)
-        found += [
+            decisions = tuner.tune(problems[start : start + AT_ONCE], device, make_bench, settings)
+        entries += [
             TuningResult.of(problem, decision, Environment.of(device, problem.operation))
             for problem, decision in decisions.items()
             if decision.origin == "measured"
         ]
-        results.write_table(out, found)
-        print(f"{len(found)} of {len(wanted)}, {time.monotonic() - begun:.0f} s", flush=True)
-    return found
+        results.write_table(out, entries)
+        print(f"{len(entries)} of {len(problems)}, {time.monotonic() - begin:.0f} s", flush=True)
+    return entries
 
 
-def newest(table: Iterable[TuningResult]) -> list[TuningResult]:
+def select_newest(table: Iterable[TuningResult]) -> list[TuningResult]:
     """Return the newest measurement of every GEMM on every device, for any versions."""
-    found: dict[tuple[GemmProblem, str], TuningResult] = {}
+    newest: dict[tuple[GemmProblem, str], TuningResult] = {}
     for entry in sorted(table, key=lambda x: (x.measured, x.line)):
-        found[entry.problem, entry.environment.device] = entry
-    return list(found.values())
+        newest[entry.problem, entry.environment.device] = entry
+    return list(newest.values())
 
 
-def _part(text: str) -> tuple[int, int]:
+def _parse_part(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"{text} is no part such as 1/4")
+        raise argparse.ArgumentTypeError(f"{text} is not a part such as 1/4")
     return int(part), int(parts)
 
 
@@ -120,31 +121,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--table", type=Path, default=TABLE, help="by default that of the H200")
     actions = parser.add_subparsers(dest="action", required=True)
-    again = actions.add_parser("measure", help="its products on this GPU")
-    again.add_argument("--part", type=_part, default=(1, 1), metavar="I/N")
-    again.add_argument("--only", default="", help="those whose description has this text in it")
-    again.add_argument("--without", nargs="*", type=Path, default=[], help="tables that know some")
-    again.add_argument("--budget-seconds", type=float, default=float("inf"))
-    again.add_argument("--out", type=Path, required=True)
-    merge = actions.add_parser("merge", help="tables into it, the newest of each product")
-    merge.add_argument("tables", nargs="+", type=Path)
+    measure_parser = actions.add_parser("measure", help="measure its GEMMs on this GPU")
+    measure_parser.add_argument("--part", type=_parse_part, default=(1, 1), metavar="I/N")
+    measure_parser.add_argument(
+        "--only", default="", help="only GEMMs whose description contains this text"
+    )
+    measure_parser.add_argument(
+        "--without", nargs="*", type=Path, default=[], help="tables whose GEMMs are skipped"
+    )
+    measure_parser.add_argument("--budget-seconds", type=float, default=float("inf"))
+    measure_parser.add_argument("--out", type=Path, required=True)
+    merge_parser = actions.add_parser(
+        "merge", help="merge tables into it, keeping the newest result of every GEMM"
+    )
+    merge_parser.add_argument("tables", nargs="+", type=Path)
     options = parser.parse_args(arguments)
-    new = options.action == "merge" and not options.table.exists()
-    table = [] if new else results.read_table(options.table)
+    is_new = options.action == "merge" and not options.table.exists()
+    table = [] if is_new else results.read_table(options.table)
     if options.action == "merge":
-        found = [entry for path in options.tables for entry in results.read_table(path)]
-        count = results.write_table(options.table, newest([*table, *found]))
-        print(f"{count} products in {options.table}")
+        new_entries = [entry for path in options.tables for entry in results.read_table(path)]
+        count = results.write_table(options.table, select_newest([*table, *new_entries]))
+        print(f"{count} GEMMs in {options.table}")
         return 0
-    known = [entry for path in options.without for entry in results.read_table(path)]
+    excluded = [entry for path in options.without for entry in results.read_table(path)]
     part, parts = options.part
-    wanted = [
+    problems = [
         problem
-        for problem in problems(table, part, parts, known)
+        for problem in list_problems(table, part, parts, excluded)
         if options.only in problem_words(problem)
     ]
     device = Device.from_torch(torch.cuda.get_device_properties(0))
-    measure(wanted, device, inductor_benchmark.cuda_bench, options.out, options.budget_seconds)
+    measure(problems, device, inductor_benchmark.cuda_bench, options.out, options.budget_seconds)
     return 0
 
 

@@ -5,9 +5,9 @@ on Inductor's compile workers. It writes its results after every problem, and co
 existing file. `fit` fits the cost model's constants to such files, and prints the constants that
 changed and how close the best candidate that ranking would have measured comes to the best of all.
 
-    python -m benchmarks.gemm.search_spaces measure --set quantised --most 40 --budget-seconds 80 \
-        --out quantised.json
-    python -m benchmarks.gemm.search_spaces fit quantised.json --only convert
+    python -m benchmarks.gemm.search_spaces measure --set quantized --most 40 --budget-seconds 80 \
+        --out quantized.json
+    python -m benchmarks.gemm.search_spaces fit quantized.json --only convert
 
 The set `regret` has twelve problems for which it is worth measuring all candidates once; the
 command `regret` turns the file (or any other) into the results that are committed. The set
@@ -46,24 +46,25 @@ from inductor_ext.templates.tensors import Operand
 from inductor_ext.templates.triton import cost_model, ranking, search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from inductor_ext.templates.triton.constraints import legal
+from inductor_ext.templates.triton.cost_model import DEFAULT, Constants
 
 __all__ = [
     "SETS",
     "Space",
-    "chosen",
-    "fitted",
-    "found_by_rank",
+    "compute_speed_share",
+    "find_best_ranked_time",
+    "fit",
     "main",
-    "measured",
-    "pairs",
+    "make_rows",
+    "measure_space",
     "read",
     "report",
-    "rows",
-    "share",
+    "select_candidates",
+    "select_pairs",
 ]
 
 
-def _quantised() -> Iterator[GemmProblem]:
+def _yield_quantized() -> Iterator[GemmProblem]:
     """Yield dequantization at small and large M: next to loads, and next to the matmul itself."""
     for name in (
         "int8 weight 16x14336x4096",
@@ -86,7 +87,7 @@ def _quantised() -> Iterator[GemmProblem]:
     )
 
 
-def _regret_set() -> Iterator[GemmProblem]:
+def _yield_regret() -> Iterator[GemmProblem]:
     """Yield one or two problems per kind: decode and prefill, wave tails, odd sizes."""
     for name in (
         "llama-8b o 1x4096x4096",
@@ -105,7 +106,7 @@ def _regret_set() -> Iterator[GemmProblem]:
         yield CASES[name].problem
 
 
-def _tails() -> Iterator[GemmProblem]:
+def _yield_tails() -> Iterator[GemmProblem]:
     """Yield problems with long tails: few tiles and large K, nearly empty waves, output-bound."""
     for name in (
         "wave tail 2176x4096x4096",
@@ -120,8 +121,8 @@ def _tails() -> Iterator[GemmProblem]:
         yield CASES[name].problem
 
 
-def _prologues() -> Iterator[GemmProblem]:
-    """Yield norms and dequantization for which the cost model finds no clear winner.
+def _yield_prologues() -> Iterator[GemmProblem]:
+    """Yield norms and dequantization for which the cost model predicts no clear winner.
 
     Each comes with the problem that remains if the prologue is a separate pass.
     """
@@ -136,7 +137,7 @@ def _prologues() -> Iterator[GemmProblem]:
     for width in (6144, 14336):
         weights = Operand.of("bfloat16", (4096, width), (1, 4096))
         norms.append(dataclasses.replace(norms[0], n=width, b=weights))
-    quantised = [
+    quantized = [
         CASES[name].problem
         for name in (
             "int8 weight 16x14336x4096",
@@ -145,19 +146,20 @@ def _prologues() -> Iterator[GemmProblem]:
             "int4 QKV 16x6144x4096",
         )
     ]
-    found: dict[GemmProblem, None] = {}
-    for m, problems in ((64, norms), (128, norms), (256, norms), (1024, quantised)):
+    unique: dict[GemmProblem, None] = {}
+    for m, problems in ((64, norms), (128, norms), (256, norms), (1024, quantized)):
         for problem in problems:
             fused = dataclasses.replace(problem, m=m)
-            found |= dict.fromkeys((fused, *(left for left, _ in ranking.without_prologue(fused))))
-    yield from found
+            separate = [problem for problem, _ in ranking.without_prologue(fused)]
+            unique |= dict.fromkeys((fused, *separate))
+    yield from unique
 
 
 SETS: Mapping[str, Callable[[], Iterator[GemmProblem]]] = {
-    "tails": _tails,
-    "quantised": _quantised,
-    "regret": _regret_set,
-    "prologues": _prologues,
+    "tails": _yield_tails,
+    "quantized": _yield_quantized,
+    "regret": _yield_regret,
+    "prologues": _yield_prologues,
 }
 """Problem sets; the most valuable problems of a set come first."""
 
@@ -170,10 +172,10 @@ class Space:
     device: Device
     candidates: int
     """Number of candidates in the whole search space."""
-    stock: float | None
-    """Microseconds; None if it failed."""
+    inductor: float | None
+    """Microseconds of Inductor's kernel; None if it failed."""
     microseconds: Mapping[GemmConfig, float]
-    failed: Mapping[GemmConfig, str]
+    failures: Mapping[GemmConfig, str]
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-serializable value that `read` can read."""
@@ -181,16 +183,16 @@ class Space:
             "problem": self.problem.to_json(),
             "device": json_codec.encode(self.device),
             "candidates": self.candidates,
-            "stock": self.stock,
-            "rows": [[taken, key.to_json()] for key, taken in self.microseconds.items()],
-            "failed": [[reason, key.to_json()] for key, reason in self.failed.items()],
+            "stock": self.inductor,
+            "rows": [[time, key.to_json()] for key, time in self.microseconds.items()],
+            "failed": [[reason, key.to_json()] for key, reason in self.failures.items()],
         }
 
-    def measurements(self) -> list[fit_cost_model.Measurement]:
+    def list_measurements(self) -> list[fit_cost_model.Measurement]:
         """Return the measurements in the format of the cost model."""
         return [
-            fit_cost_model.Measurement(self.problem, key, self.device, taken)
-            for key, taken in self.microseconds.items()
+            fit_cost_model.Measurement(self.problem, key, self.device, microseconds)
+            for key, microseconds in self.microseconds.items()
         ]
 
 
@@ -200,28 +202,30 @@ def read(path: Path) -> list[Space]:
     Raises:
         exc.BadGemmError: the file has another version.
     """
-    found = []
-    for load in json.loads(path.read_text())["spaces"]:
-        device = dict(load["device"])
+    spaces = []
+    for entry in json.loads(path.read_text())["spaces"]:
+        device = dict(entry["device"])
         device["capability"] = tuple(device["capability"])
         rows, failed = (
-            [(value, GemmConfig.from_json(config)) for value, config in load[name]]
+            [(value, GemmConfig.from_json(config)) for value, config in entry[name]]
             for name in ("rows", "failed")
         )
-        found.append(
+        spaces.append(
             Space(
-                GemmProblem.from_json(load["problem"]),
+                GemmProblem.from_json(entry["problem"]),
                 Device(**device),
-                load["candidates"],
-                load["stock"],
+                entry["candidates"],
+                entry["stock"],
                 {config: value for value, config in rows},
                 {config: value for value, config in failed},
             )
         )
-    return found
+    return spaces
 
 
-def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[GemmConfig], int]:
+def select_candidates(
+    problem: GemmProblem, device: Device, most: int | None
+) -> tuple[list[GemmConfig], int]:
     """Return the candidates to measure, and the number of all candidates.
 
     The candidates that tuning would measure are always included. Two thirds of the remaining slots
@@ -236,15 +240,17 @@ def chosen(problem: GemmProblem, device: Device, most: int | None) -> tuple[list
     everything.sort(key=lambda x: cost_model.predict(problem, x, device).total)
     if most is None or len(everything) <= most:
         return everything, len(everything)
-    found = [item for item, _ in ranking.rank(problem, device, tuner.CANDIDATES)][:most]
-    others = [item for item in everything if item not in found]
-    head = (most - len(found)) * 2 // 3
-    rest, count = others[head:], most - len(found) - head
+    ranked = [item for item, _ in ranking.rank(problem, device, tuner.CANDIDATES)][:most]
+    others = [item for item in everything if item not in ranked]
+    head = (most - len(ranked)) * 2 // 3
+    rest, count = others[head:], most - len(ranked) - head
     spread = [rest[index * len(rest) // count] for index in range(count)]
-    return [*found, *others[:head], *spread], len(everything)
+    return [*ranked, *others[:head], *spread], len(everything)
 
 
-def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[GemmConfig], int]:
+def select_pairs(
+    problem: GemmProblem, device: Device, most: int | None
+) -> tuple[list[GemmConfig], int]:
     """Return candidates that show the benefit of fused split-K, stream-K and TMA stores.
 
     Every such candidate is paired with its counterpart without these options.
@@ -266,25 +272,27 @@ def pairs(problem: GemmProblem, device: Device, most: int | None) -> tuple[list[
         if item.tma_store or not item.warp_specialize:
             options = (item.fused_split_k, item.stream_k, item.tma_store, item.warp_specialize)
             kinds.setdefault((*options, item.block_k), []).append(item)
-    found: dict[GemmConfig, None] = {}
+    selection: dict[GemmConfig, None] = {}
     for item in itertools.chain.from_iterable(itertools.zip_longest(*kinds.values())):
-        if most is not None and len(found) >= most:
+        if most is not None and len(selection) >= most:
             break
         if item is not None:
-            found[item] = None
-            twin = dataclasses.replace(item, fused_split_k=False, stream_k=False, tma_store=False)
-            if not twin.warp_specialize and legal(problem, twin, device):
-                found[twin] = None
-    return list(found), len(everything)
+            selection[item] = None
+            plain = dataclasses.replace(item, fused_split_k=False, stream_k=False, tma_store=False)
+            if not plain.warp_specialize and legal(problem, plain, device):
+                selection[plain] = None
+    return list(selection), len(everything)
 
 
-def measured(
+def measure_space(
     problem: GemmProblem,
     device: Device,
     bench: BenchmarkBackend,
     most: int | None,
     budget: float,
-    choose: Callable[[GemmProblem, Device, int | None], tuple[list[GemmConfig], int]] = chosen,
+    select: Callable[
+        [GemmProblem, Device, int | None], tuple[list[GemmConfig], int]
+    ] = select_candidates,
 ) -> Space:
     """Compile, check and time candidates.
 
@@ -292,34 +300,34 @@ def measured(
         problem: a problem covered by a template.
         device: the device of the bench.
         bench: for example the result of `autotune.inductor_benchmark.cuda_bench`.
-        most: see `chosen`.
+        most: see `select_candidates`.
         budget: milliseconds of timing.
-        choose: selects the candidates: `chosen` or `pairs`.
+        select: `select_candidates` or `select_pairs`.
     """
-    configs, count = choose(problem, device, most)
-    (found,) = candidate_run.run([Job(problem, tuple(configs))], bench, budget, lambda *_: None)
-    taken = {timing.config: timing.microseconds for timing in found.timings}
+    configs, count = select(problem, device, most)
+    (result,) = candidate_run.run([Job(problem, tuple(configs))], bench, budget, lambda *_: None)
+    times = {timing.config: timing.microseconds for timing in result.timings}
     return Space(
         problem,
         device,
         count,
-        taken.pop(None),
+        times.pop(None),
         {
             key: value
-            for key, value in taken.items()
+            for key, value in times.items()
             if isinstance(key, GemmConfig) and value is not None
         },
         {
             timing.config: timing.failure
-            for timing in found.timings
+            for timing in result.timings
             if isinstance(timing.config, GemmConfig) and timing.failure
         },
     )
 
 
-def fitted(
+def fit(
     spaces: Sequence[Space], names: Sequence[str] | None = None
-) -> tuple[cost_model.Constants, float, float]:
+) -> tuple[Constants, float, float]:
     """Fit constants to the measurements; return them and the error before and after.
 
     Args:
@@ -328,47 +336,48 @@ def fitted(
 
     Returns:
         The constants, and the root mean square of log(predicted / measured), weighted as described
-            at `fit_cost_model.error`, for the shipped constants and for these.
+            at `fit_cost_model.compute_error`, for the shipped constants and for these.
     """
-    known = [measurement for one in spaces for measurement in one.measurements()]
-    found = fit_cost_model.fit(known, names=names)
+    measurements = [item for space in spaces for item in space.list_measurements()]
+    constants = fit_cost_model.fit(measurements, names=names)
     before, after = (
-        math.sqrt(fit_cost_model.error(known, item)) for item in (cost_model.DEFAULT, found)
+        math.sqrt(fit_cost_model.compute_error(measurements, item)) for item in (DEFAULT, constants)
     )
-    return found, before, after
+    return constants, before, after
 
 
-def found_by_rank(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
+def find_best_ranked_time(space: Space, constants: Constants = DEFAULT) -> float:
     """Return the best time (us) of candidates that tuning would measure; infinite if none."""
-    ranked = ranking.rank(one.problem, one.device, tuner.CANDIDATES, constants=constants)
-    return min((one.microseconds.get(item, math.inf) for item, _ in ranked), default=math.inf)
+    ranked = ranking.rank(space.problem, space.device, tuner.CANDIDATES, constants=constants)
+    return min((space.microseconds.get(item, math.inf) for item, _ in ranked), default=math.inf)
 
 
-def share(one: Space, constants: cost_model.Constants = cost_model.DEFAULT) -> float:
+def compute_speed_share(space: Space, constants: Constants = DEFAULT) -> float:
     """Return the speed of the best candidate that tuning would measure over the best of all.
 
     0 if none of the candidates that tuning would measure was measured.
     """
-    return min(one.microseconds.values()) / found_by_rank(one, constants)
+    return min(space.microseconds.values()) / find_best_ranked_time(space, constants)
 
 
-def report(spaces: Sequence[Space], found: cost_model.Constants) -> Iterator[str]:
-    """Yield a table: the measurements of every problem, and its `share` before and after."""
-    yield f"{'measured':>12}  {'best us':>8}  {'stock us':>8}  {'share':>6}  {'fitted':>6}  problem"
+def report(spaces: Sequence[Space], constants: Constants) -> Iterator[str]:
+    """Yield a table: the measurements of every problem, and its speed share before and after."""
+    head = f"{'measured':>12}  {'best us':>8}  {'Inductor us':>11}"
+    yield f"{head}  {'share':>6}  {'fitted':>6}  problem"
     shares = []
-    for one in spaces:
-        both = (share(one), share(one, found))
-        shares.append(both)
-        count = f"{len(one.microseconds)} of {one.candidates}"
-        stock = "-" if one.stock is None else f"{one.stock:.1f}"
-        best = min(one.microseconds, key=one.microseconds.__getitem__)
+    for space in spaces:
+        shipped, fitted = compute_speed_share(space), compute_speed_share(space, constants)
+        shares.append((shipped, fitted))
+        count = f"{len(space.microseconds)} of {space.candidates}"
+        inductor = "-" if space.inductor is None else f"{space.inductor:.1f}"
+        best = min(space.microseconds, key=space.microseconds.__getitem__)
         yield (
-            f"{count:>12}  {one.microseconds[best]:8.1f}  {stock:>8}  {both[0]:6.3f}  "
-            f"{both[1]:6.3f}  {problem_words(one.problem)}: {config_words(best)}"
+            f"{count:>12}  {space.microseconds[best]:8.1f}  {inductor:>11}  {shipped:6.3f}  "
+            f"{fitted:6.3f}  {problem_words(space.problem)}: {config_words(best)}"
         )
-    for title, item in zip(("shipped", "fitted"), zip(*shares, strict=True), strict=True):
-        near = sum(value >= 0.97 for value in item)
-        yield f"{title}: worst {min(item):.3f}, 0.97 or more in {near} of {len(item)}"
+    for title, column in zip(("shipped", "fitted"), zip(*shares, strict=True), strict=True):
+        near = sum(value >= 0.97 for value in column)
+        yield f"{title}: worst {min(column):.3f}, 0.97 or more in {near} of {len(column)}"
 
 
 def _measure(options: argparse.Namespace) -> int:
@@ -379,76 +388,80 @@ def _measure(options: argparse.Namespace) -> int:
     start = time.monotonic()
     device = Device.from_torch(torch.cuda.get_device_properties(0))
     before = read(options.out) if options.out.exists() else []
-    done = {one.problem for one in before if one.device == device}
-    wanted = dict.fromkeys(itertools.chain.from_iterable(SETS[name]() for name in options.set))
-    todo = [problem for problem in wanted if problem not in done]
-    header = results.collect_header("gemm-space", results.command_line(), commit=options.commit)
-    found = [one.to_json() for one in before]
+    done = {space.problem for space in before if space.device == device}
+    problems = dict.fromkeys(itertools.chain.from_iterable(SETS[name]() for name in options.set))
+    todo = [problem for problem in problems if problem not in done]
+    header = results.collect_header("gemm-space", results.format_command(), commit=options.commit)
+    spaces = [space.to_json() for space in before]
+    select = select_pairs if options.pairs else select_candidates
     settings = config.snapshot({})
     compile_fx.install_hooks(activate.requested)
     with scope.compile_scope(settings):
         bench = inductor_benchmark.cuda_bench(0)
         left = options.budget_seconds and options.budget_seconds - (time.monotonic() - start)
-        for problem in resumable.within(todo, left):
+        for problem in resumable.take_within(todo, left):
             begin = time.monotonic()
-            choose = pairs if options.pairs else chosen
-            one = measured(problem, device, bench, options.most, options.milliseconds, choose)
-            found.append(one.to_json())
-            options.out.write_text(json.dumps({**header, "spaces": found}))
+            space = measure_space(
+                problem, device, bench, options.most, options.milliseconds, select
+            )
+            spaces.append(space.to_json())
+            options.out.write_text(json.dumps({**header, "spaces": spaces}))
             seconds = time.monotonic() - begin
             print(
-                f"{problem_words(problem)}: {len(one.microseconds)} of {one.candidates} measured, "
-                f"{len(one.failed)} failed, {seconds:.1f} s",
+                f"{problem_words(problem)}: {len(space.microseconds)} of {space.candidates} "
+                f"measured, {len(space.failures)} failed, {seconds:.1f} s",
                 flush=True,
             )
-            for reason in dict.fromkeys(one.failed.values()):
+            for reason in dict.fromkeys(space.failures.values()):
                 print(f"  {reason}", flush=True)
-    print(f"{len(found) - len(before)} of {len(todo)} in {time.monotonic() - start:.0f} s")
+    print(f"{len(spaces) - len(before)} of {len(todo)} in {time.monotonic() - start:.0f} s")
     return 0
 
 
 def _fit(options: argparse.Namespace) -> int:
-    spaces = [one for path in options.files for one in read(path) if one.microseconds]
-    found, before, after = fitted(spaces, options.only)
+    spaces = _read_measured(options.files)
+    constants, before, after = fit(spaces, options.only)
     print(f"Error {before:.3f}, fitted {after:.3f}")
-    for field in dataclasses.fields(found):
-        old, new = (getattr(item, field.name) for item in (cost_model.DEFAULT, found))
+    for field in dataclasses.fields(constants):
+        old, new = (getattr(item, field.name) for item in (DEFAULT, constants))
         if abs(new / old - 1) > 1e-3:
             print(f"  {field.name}: {old:.4g} -> {new:.4g}")
-    print("\n".join(report(spaces, found)))
+    print("\n".join(report(spaces, constants)))
     return 0
 
 
-def rows(spaces: Iterable[Space]) -> list[results.Row]:
+def _read_measured(paths: Iterable[Path]) -> list[Space]:
+    """Read the spaces with measurements from several files."""
+    return [space for path in paths for space in read(path) if space.microseconds]
+
+
+def make_rows(spaces: Iterable[Space]) -> list[results.Row]:
     """Return per problem the best candidate that tuning would measure, and Inductor's time.
 
-    The floor is the best of all measured candidates.
+    The lower bound is the best of all measured candidates.
     """
     return [
-        {
-            "case": problem_words(one.problem),
-            "metric": "best of the six ranked first",
-            "unit": "us",
-            "better": "lower",
-            "ours": found_by_rank(one),
-            "stock": one.stock,
-            "eager": None,
-            "floor": min(one.microseconds.values()),
-            "spread": None,
-            "note": f"{len(one.microseconds)} of {one.candidates} candidates measured",
-        }
-        for one in spaces
+        results.make_row(
+            problem_words(space.problem),
+            "best of the six ranked first",
+            "us",
+            ours=find_best_ranked_time(space),
+            stock=space.inductor,
+            floor=min(space.microseconds.values()),
+            note=f"{len(space.microseconds)} of {space.candidates} candidates measured",
+        )
+        for space in spaces
     ]
 
 
-def _regret(options: argparse.Namespace) -> int:
-    spaces = [one for path in options.files for one in read(path) if one.microseconds]
-    known = json.loads(options.files[0].read_text())
+def _store_regret(options: argparse.Namespace) -> int:
+    spaces = _read_measured(options.files)
+    stored = json.loads(options.files[0].read_text())
     header = {
-        **{name: known[name] for name in results.Header.__annotations__},
+        **{name: stored[name] for name in results.Header.__annotations__},
         "suite": options.suite,
     }
-    document: Any = {**header, "rows": rows(spaces)}
+    document: Any = {**header, "rows": make_rows(spaces)}
     print(results.render_table(document), end="")
     results.write(options.json_out, document)
     return 0
@@ -464,27 +477,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True)
     measure = commands.add_parser("measure", help="time candidates on a GPU")
     measure.add_argument("--set", nargs="+", choices=SETS, default=list(SETS))
-    measure.add_argument("--most", type=int, help="of each problem; by default all")
+    measure.add_argument("--most", type=int, help="candidates per problem; by default all")
     measure.add_argument(
-        "--pairs", action="store_true", help="ways to end, each beside the candidate without"
+        "--pairs",
+        action="store_true",
+        help="options of the kernel's end, beside the same kernel without",
     )
-    measure.add_argument("--out", type=Path, required=True, help="written, and gone on with")
-    measure.add_argument("--budget-seconds", type=float, help="begin nothing that would go beyond")
     measure.add_argument(
-        "--milliseconds", type=float, default=400.0, help="of timing for each problem"
+        "--out", type=Path, required=True, help="file of the results, continued if it exists"
     )
-    measure.add_argument("--commit", help="of the checkout, where there is no git to ask")
+    measure.add_argument("--budget-seconds", type=float, help="start no problem that would not fit")
+    measure.add_argument(
+        "--milliseconds", type=float, default=400.0, help="time for timing a problem"
+    )
+    measure.add_argument("--commit", help="commit of the source tree if it is not a git checkout")
     measure.set_defaults(run=_measure)
-    fit = commands.add_parser("fit", help="fit the model, and say what it is worth")
+    fit = commands.add_parser("fit", help="fit the cost model and evaluate it")
     fit.add_argument("files", nargs="+", type=Path)
-    names = [field.name for field in dataclasses.fields(cost_model.Constants)]
+    names = [field.name for field in dataclasses.fields(Constants)]
     fit.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="constants to fit")
     fit.set_defaults(run=_fit)
-    regret = commands.add_parser("regret", help="what ranking misses, as results")
+    regret = commands.add_parser("regret", help="write what ranking misses as results")
     regret.add_argument("files", nargs="+", type=Path)
-    regret.add_argument("--json-out", type=Path, required=True, help="a folder")
-    regret.add_argument("--suite", default=REGRET, help="the results' name")
-    regret.set_defaults(run=_regret)
+    regret.add_argument("--json-out", type=Path, required=True, help="folder of the results")
+    regret.add_argument("--suite", default=REGRET, help="name of the results")
+    regret.set_defaults(run=_store_regret)
     options = parser.parse_args(arguments)
     code: int = options.run(options)
     return code

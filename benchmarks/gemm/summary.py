@@ -26,7 +26,16 @@ from benchmarks.gemm import models as gemm_models
 from benchmarks.gemm.cases import Case
 from benchmarks.harness import results, variants
 
-__all__ = ["TARGETS", "Line", "Numbers", "Target", "lines", "main", "numbers", "render"]
+__all__ = [
+    "TARGETS",
+    "Numbers",
+    "Target",
+    "TargetResult",
+    "check_targets",
+    "collect",
+    "main",
+    "render",
+]
 
 MAX = ("stock-max", "stock-max-tma")
 
@@ -34,7 +43,7 @@ LARGE = 2048
 """Minimum M of a large case."""
 
 Values = Mapping[str, float]
-"""Values by contender, or by the name of what else was measured."""
+"""Values by variant, or by the name of another measurement."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +54,7 @@ class Numbers:
     """Microseconds of GEMMs under CUDA graphs; the roofline is under "floor"."""
     compile: Mapping[str, Values]
     """Compile seconds of GEMMs from empty caches."""
-    again: Mapping[str, Values]
+    compile_warm: Mapping[str, Values]
     """Compile seconds of GEMMs from warm caches."""
     cutlass: Mapping[str, Values]
     """Microseconds of GEMMs under CUDA graphs, in runs that include CUTLASS."""
@@ -60,10 +69,10 @@ class Numbers:
     """Seconds of tuning per tuned GEMM."""
 
 
-def numbers(documents: Iterable[results.Document]) -> Numbers:
+def collect(documents: Iterable[results.Document]) -> Numbers:
     """Read the results of suites whose names begin with `gemm` or `e2e`; skip others."""
-    titles = {way.title: name for name, way in variants.CONTENDERS.items()}
-    found: dict[str, dict[Any, dict[str, float]]] = {
+    titles = {variant.title: name for name, variant in variants.VARIANTS.items()}
+    tables: dict[str, dict[Any, dict[str, float]]] = {
         field.name: defaultdict(dict) for field in dataclasses.fields(Numbers)
     }
     for document in sorted(documents, key=lambda document: document["date"]):
@@ -71,7 +80,7 @@ def numbers(documents: Iterable[results.Document]) -> Numbers:
         if suite not in ("gemm", "e2e"):
             continue
         models, cutlass = suite == "e2e", rest.startswith("cutlass")
-        begun: set[tuple[str, Any]] = set()
+        replaced: set[tuple[str, Any]] = set()
         for row in document["rows"]:
             metric, _, title = row["metric"].partition(", ")
             if title.startswith("warm, "):
@@ -89,51 +98,53 @@ def numbers(documents: Iterable[results.Document]) -> Numbers:
                 if models:
                     table = "models_compile"
                 else:
-                    table = "compile" if metric == "compile" else "again"
+                    table = "compile" if metric == "compile" else "compile_warm"
             elif metric in ("graphs", "no graphs") and models:
                 table, key = "models", (key, metric)
             else:
                 continue
-            if (table, key) not in begun:
-                begun.add((table, key))
-                found[table][key] = {}
-            stock = titles.get(title, title.removesuffix(" weights"))
+            if (table, key) not in replaced:
+                replaced.add((table, key))
+                tables[table][key] = {}
+            inductor = titles.get(title, title.removesuffix(" weights"))
             for name, value in (
                 ("ours", row["ours"]),
-                (stock, row["stock"]),
+                (inductor, row["stock"]),
                 ("eager", row["eager"]),
                 ("floor", row["floor"]),
             ):
                 if value is not None:
-                    found[table][key][name] = value
-    return Numbers(**found)
+                    tables[table][key][name] = value
+    return Numbers(**tables)
 
 
-def _fastest(values: Values, names: Iterable[str]) -> float | None:
+def _find_fastest(values: Values, names: Iterable[str]) -> float | None:
     return min((values[name] for name in names if name in values), default=None)
 
 
-def speedup(values: Values, *over: str) -> float | None:
+def compute_speedup(values: Values, *over: str) -> float | None:
     """Return the fastest time of `over` divided by the extension's; None if one is missing."""
-    rival = _fastest(values, over)
-    return rival / values["ours"] if rival is not None and "ours" in values else None
+    fastest = _find_fastest(values, over)
+    return fastest / values["ours"] if fastest is not None and "ours" in values else None
 
 
-def _speedups(of: Numbers, keep: Callable[[Case], bool], *over: str) -> dict[str, float]:
-    found = {}
-    for name, values in of.times.items():
+def _compute_speedups(
+    numbers: Numbers, keep: Callable[[Case], bool], *over: str
+) -> dict[str, float]:
+    speedups = {}
+    for name, values in numbers.times.items():
         case = gemm_suite.CASES.get(name)
-        ratio = speedup(values, *over)
+        ratio = compute_speedup(values, *over)
         if case is not None and keep(case) and ratio is not None:
-            found[name] = ratio
-    return found
+            speedups[name] = ratio
+    return speedups
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A performance target."""
 
-    what: str
+    name: str
     value: float
     measure: Callable[[Numbers], Mapping[str, float]]
     """Returns the values to combine, by name."""
@@ -144,220 +155,262 @@ class Target:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class TargetResult:
     """The result for one target."""
 
     target: Target
-    found: float | None
+    value: float | None
     """None if nothing was measured for it."""
     count: int
     worst: str | None
     """Name of the value that is furthest from the target."""
 
     @property
-    def met(self) -> bool | None:
+    def is_met(self) -> bool | None:
         """Whether the target was met; None if nothing was measured."""
-        if self.found is None:
+        if self.value is None:
             return None
-        reached = self.target.value
-        return self.found <= reached if self.target.at_most else self.found >= reached
+        limit = self.target.value
+        return self.value <= limit if self.target.at_most else self.value >= limit
 
 
-def _cases(keep: Callable[[Case], bool], *over: str) -> Callable[[Numbers], Mapping[str, float]]:
-    return lambda of: _speedups(of, keep, *(over or MAX))
+def _select_cases(
+    keep: Callable[[Case], bool], *over: str
+) -> Callable[[Numbers], Mapping[str, float]]:
+    return lambda numbers: _compute_speedups(numbers, keep, *(over or MAX))
 
 
-def _models(*names: str) -> Callable[[Numbers], Mapping[str, float]]:
+def _select_models(*names: str) -> Callable[[Numbers], Mapping[str, float]]:
     """Return speedups of models over Inductor max-autotune, separately per setting."""
 
-    def measure(of: Numbers) -> Mapping[str, float]:
-        found = {}
-        for (model, setting), values in of.models.items():
-            ratio = speedup(values, *MAX)
+    def measure(numbers: Numbers) -> Mapping[str, float]:
+        speedups = {}
+        for (model, setting), values in numbers.models.items():
+            ratio = compute_speedup(values, *MAX)
             if ratio is not None and (not names or model in names):
-                found[f"{model}, {setting}"] = ratio
-        return found
+                speedups[f"{model}, {setting}"] = ratio
+        return speedups
 
     return measure
 
 
-def _compile(of: Numbers) -> Mapping[str, float]:
+def _compute_compile_ratio(numbers: Numbers) -> Mapping[str, float]:
     """Return compile time from empty caches relative to Inductor max-autotune without TMA."""
-    both = [v for v in of.compile.values() if "ours" in v and "stock-max" in v]
-    if not both:
+    cases = [v for v in numbers.compile.values() if "ours" in v and "stock-max" in v]
+    if not cases:
         return {}
-    ours, stock = (sum(values[name] for values in both) for name in ("ours", "stock-max"))
-    return {"all cases": ours / stock}
+    extension, inductor = (sum(values[name] for values in cases) for name in ("ours", "stock-max"))
+    return {"all cases": extension / inductor}
 
 
-def _seconds(of: Numbers) -> Mapping[str, float]:
-    return {name: values["ours"] for name, values in of.compile.items() if "ours" in values}
+def _get_compile_seconds(numbers: Numbers) -> Mapping[str, float]:
+    return {name: values["ours"] for name, values in numbers.compile.items() if "ours" in values}
 
 
-def _tuning(of: Numbers) -> Mapping[str, float]:
-    return {name: values["ours"] for name, values in of.tuning.items()}
+def _get_tuning_seconds(numbers: Numbers) -> Mapping[str, float]:
+    return {name: values["ours"] for name, values in numbers.tuning.items()}
 
 
-def _with_cutlass(of: Numbers) -> dict[str, float]:
+def _compute_cutlass_speedups(numbers: Numbers) -> dict[str, float]:
     """Return, for large cases, the fastest of all others divided by the extension with CUTLASS."""
-    found = {}
-    for name, values in of.cutlass.items():
+    speedups = {}
+    for name, values in numbers.cutlass.items():
         case = gemm_suite.CASES.get(name)
-        best = _fastest(values, (*MAX, "eager", "ours"))
+        best = _find_fastest(values, (*MAX, "eager", "ours"))
         if case is not None and case.m >= LARGE and best is not None and "ours-cutlass" in values:
-            found[name] = best / values["ours-cutlass"]
-    return found
+            speedups[name] = best / values["ours-cutlass"]
+    return speedups
 
 
-def _gained(of: Numbers) -> Mapping[str, float]:
-    found = _with_cutlass(of)
-    gained = sum(ratio >= 1.05 for ratio in found.values())
-    return {f"{gained} of {len(found)}": gained / len(found)} if found else {}
+def _compute_cutlass_share(numbers: Numbers) -> Mapping[str, float]:
+    """Return the share of large cases in which CUTLASS is at least 5 % faster."""
+    speedups = _compute_cutlass_speedups(numbers)
+    count = sum(ratio >= 1.05 for ratio in speedups.values())
+    return {f"{count} of {len(speedups)}": count / len(speedups)} if speedups else {}
 
 
-def _ranked(of: Numbers) -> Mapping[str, float]:
-    return {name: values["floor"] / values["ours"] for name, values in of.ranked.items()}
+def _compute_ranking_speed(numbers: Numbers) -> Mapping[str, float]:
+    """Return the speed of the best candidate that ranks first, over the best of all."""
+    return {name: values["floor"] / values["ours"] for name, values in numbers.ranked.items()}
 
 
-def _kind(kind: str, *rows: int) -> Callable[[Case], bool]:
-    return lambda case: case.kind == kind and case.m in rows
+def _is_kind(kind: str, *m_values: int) -> Callable[[Case], bool]:
+    return lambda case: case.kind == kind and case.m in m_values
 
 
 TARGETS: tuple[Target, ...] = (
-    Target("every case, against the best", 0.98, _cases(lambda c: True, *MAX, "eager"), "min"),
-    Target("plain bf16 layers of Llama", 1.05, _cases(lambda c: c.group == "llama")),
-    Target("those of M <= 64", 1.10, _cases(lambda c: c.group == "llama" and c.m <= 64)),
-    Target("fused", 1.25, _cases(lambda c: c.group == "fused")),
-    Target("QKV, M <= 16", 1.6, _cases(_kind("qkv", 1, 16))),
-    Target("SwiGLU, M <= 16", 1.15, _cases(_kind("swiglu", 1, 16))),
-    Target("RMSNorm + linear, M <= 16", 1.15, _cases(_kind("rmsnorm", 1, 16))),
     Target(
-        "fused, M = 2048, each", 1.02, _cases(lambda c: c.group == "fused" and c.m == 2048), "min"
+        "every case, against the best", 0.98, _select_cases(lambda c: True, *MAX, "eager"), "min"
     ),
-    Target("int8 weights, M <= 16", 3.0, _cases(_kind("int8", 1, 16))),
-    Target("the same, over bf16 weights", 1.7, _cases(_kind("int8", 1, 16), "bf16")),
-    Target("int4 weights, M <= 16, over bf16 weights", 2.5, _cases(_kind("int4", 1, 16), "bf16")),
+    Target("plain bf16 layers of Llama", 1.05, _select_cases(lambda c: c.group == "llama")),
+    Target("those of M <= 64", 1.10, _select_cases(lambda c: c.group == "llama" and c.m <= 64)),
+    Target("fused", 1.25, _select_cases(lambda c: c.group == "fused")),
+    Target("QKV, M <= 16", 1.6, _select_cases(_is_kind("qkv", 1, 16))),
+    Target("SwiGLU, M <= 16", 1.15, _select_cases(_is_kind("swiglu", 1, 16))),
+    Target("RMSNorm + linear, M <= 16", 1.15, _select_cases(_is_kind("rmsnorm", 1, 16))),
+    Target(
+        "fused, M = 2048, each",
+        1.02,
+        _select_cases(lambda c: c.group == "fused" and c.m == 2048),
+        "min",
+    ),
+    Target("int8 weights, M <= 16", 3.0, _select_cases(_is_kind("int8", 1, 16))),
+    Target("the same, over bf16 weights", 1.7, _select_cases(_is_kind("int8", 1, 16), "bf16")),
+    Target(
+        "int4 weights, M <= 16, over bf16 weights",
+        2.5,
+        _select_cases(_is_kind("int4", 1, 16), "bf16"),
+    ),
     Target(
         "int8 and int4 weights, M = 2048, each",
         1.0,
-        _cases(lambda c: c.kind in ("int8", "int4") and c.m == 2048),
+        _select_cases(lambda c: c.kind in ("int8", "int4") and c.m == 2048),
         "min",
     ),
     Target(
         "unaligned, skinny and bmm",
         1.15,
-        _cases(lambda c: c.group in ("unaligned", "skinny", "bmm")),
+        _select_cases(lambda c: c.group in ("unaligned", "skinny", "bmm")),
     ),
-    Target("with CUTLASS, large cases, over the best of the others", 0.98, _with_cutlass, "min"),
-    Target("with CUTLASS, share of large cases that gain 5 %", 0.25, _gained, "min"),
-    Target("models", 1.10, _models()),
-    Target("Llama, decode of 16 sequences", 1.25, _models("llama decode 16x1"), "min"),
-    Target("Llama, decode of one sequence", 1.1, _models("llama decode 1x1"), "min"),
-    Target("compile seconds, over stock max-autotune", 0.25, _compile, "max", True),
-    Target("compile seconds of a case", 2.0, _seconds, "max", True),
-    Target("tuning seconds of a new GEMM", 2.0, _tuning, "max", True),
-    Target("best of those ranked first, over the best measured", 0.97, _ranked, "min"),
+    Target(
+        "with CUTLASS, large cases, over the best of the others",
+        0.98,
+        _compute_cutlass_speedups,
+        "min",
+    ),
+    Target("with CUTLASS, share of large cases that gain 5 %", 0.25, _compute_cutlass_share, "min"),
+    Target("models", 1.10, _select_models()),
+    Target("Llama, decode of 16 sequences", 1.25, _select_models("llama decode 16x1"), "min"),
+    Target("Llama, decode of one sequence", 1.1, _select_models("llama decode 1x1"), "min"),
+    Target(
+        "compile seconds, over Inductor max-autotune", 0.25, _compute_compile_ratio, "max", True
+    ),
+    Target("compile seconds of a case", 2.0, _get_compile_seconds, "max", True),
+    Target("tuning seconds of a new GEMM", 2.0, _get_tuning_seconds, "max", True),
+    Target(
+        "best of those ranked first, over the best measured", 0.97, _compute_ranking_speed, "min"
+    ),
 )
 """Speedups are over Inductor max-autotune unless stated otherwise."""
 
 
-def lines(of: Numbers) -> list[Line]:
+def check_targets(numbers: Numbers) -> list[TargetResult]:
     """Return the result for every target."""
-    found = []
+    target_results = []
     for target in TARGETS:
-        values = target.measure(of)
+        values = target.measure(numbers)
         if not values:
-            found.append(Line(target, None, 0, None))
+            target_results.append(TargetResult(target, None, 0, None))
             continue
         combine: Any = {"geomean": statistics.geometric_mean, "min": min, "max": max}
         worst = (max if target.at_most else min)(values, key=values.__getitem__)
-        combined = float(combine[target.combine](list(values.values())))
-        found.append(Line(target, combined, len(values), worst))
-    return found
+        value = float(combine[target.combine](list(values.values())))
+        target_results.append(TargetResult(target, value, len(values), worst))
+    return target_results
 
 
-def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    made = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in made)
+def _format_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _number(value: float | None, digits: int = 2, unit: str = "") -> str:
+def _format_number(value: float | None, digits: int = 2, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit}"
 
 
-def _groups(of: Numbers) -> Iterable[Sequence[str]]:
+def _make_group_rows(numbers: Numbers) -> Iterable[Sequence[str]]:
     for group in gemm_suite.GROUPS:
 
         def keep(case: Case, group: str = group) -> bool:
             return case.group == group
 
-        over = [_speedups(of, keep, *way) for way in (MAX, ("stock",), ("eager",))]
-        best = _speedups(of, keep, *MAX, "eager")
+        over = [_compute_speedups(numbers, keep, *names) for names in (MAX, ("stock",), ("eager",))]
+        best = _compute_speedups(numbers, keep, *MAX, "eager")
         if not best:
             continue
-        reached = [
+        roofline_shares = [
             values["floor"] / values["ours"]
-            for name, values in of.times.items()
+            for name, values in numbers.times.items()
             if name in best and "floor" in values
         ]
         worst = min(best, key=best.__getitem__)
         yield (
             group,
             str(len(best)),
-            *(_number(statistics.geometric_mean(o.values()) if o else None) for o in (*over, best)),
+            *(
+                _format_number(statistics.geometric_mean(o.values()) if o else None)
+                for o in (*over, best)
+            ),
             f"{best[worst]:.2f} ({worst})",
-            _number(100 * statistics.geometric_mean(reached), 0, " %") if reached else "-",
+            _format_number(100 * statistics.geometric_mean(roofline_shares), 0, " %")
+            if roofline_shares
+            else "-",
         )
 
 
-def _model_rows(of: Numbers) -> Iterable[Sequence[str]]:
+def _make_model_rows(numbers: Numbers) -> Iterable[Sequence[str]]:
     order = list(gemm_models.MODELS)
-    known = sorted(
-        (key for key in of.models if key[0] in gemm_models.MODELS),
+    keys = sorted(
+        (key for key in numbers.models if key[0] in gemm_models.MODELS),
         key=lambda key: (order.index(key[0]), key[1]),
     )
-    for model, setting in known:
-        values = of.models[model, setting]
-        seconds = of.models_compile.get(model, {})
+    for model, setting in keys:
+        values = numbers.models[model, setting]
+        seconds = numbers.models_compile.get(model, {})
         yield (
             model,
             setting,
-            *(_number(values.get(name), 3) for name in ("eager", "stock")),
-            _number(_fastest(values, MAX), 3),
-            _number(values.get("ours"), 3),
-            _number(speedup(values, *MAX)),
-            _number(values.get("floor"), 3),
-            " / ".join(_number(seconds.get(name), 1) for name in ("stock", "stock-max", "ours")),
+            *(_format_number(values.get(name), 3) for name in ("eager", "stock")),
+            _format_number(_find_fastest(values, MAX), 3),
+            _format_number(values.get("ours"), 3),
+            _format_number(compute_speedup(values, *MAX)),
+            _format_number(values.get("floor"), 3),
+            " / ".join(
+                _format_number(seconds.get(name), 1) for name in ("stock", "stock-max", "ours")
+            ),
         )
 
 
-def render(of: Numbers) -> str:
+def render(numbers: Numbers) -> str:
     """Format targets, groups of the suite and models as Markdown."""
     parts = [
-        _table(
+        _format_table(
             ("what", "cases", "target", "measured", "worst"),
             (
                 (
-                    line.target.what,
-                    str(line.count),
-                    f"{'<=' if line.target.at_most else '>='} {line.target.value:g}",
-                    f"**{_number(line.found)}**" if line.met else _number(line.found),
-                    line.worst or "-",
+                    result.target.name,
+                    str(result.count),
+                    f"{'<=' if result.target.at_most else '>='} {result.target.value:g}",
+                    f"**{_format_number(result.value)}**"
+                    if result.is_met
+                    else _format_number(result.value),
+                    result.worst or "-",
                 )
-                for line in lines(of)
+                for result in check_targets(numbers)
             ),
         )
     ]
-    groups = list(_groups(of))
+    groups = list(_make_group_rows(numbers))
     if groups:
-        head = ("group", "cases", "over stock max-autotune", "over stock", "over eager")
-        best = ("over the best", "least of these", "of the roofline")
-        parts.append(_table((*head, *best), groups))
-    models = list(_model_rows(of))
+        head = (
+            "group",
+            "cases",
+            "over Inductor max-autotune",
+            "over Inductor (default)",
+            "over eager",
+        )
+        best = ("over the best", "lowest of these", "of the roofline")
+        parts.append(_format_table((*head, *best), groups))
+    models = list(_make_model_rows(numbers))
     if models:
-        head = ("model", "CUDA graphs", "eager", "stock", "stock max-autotune")
-        more = ("ours", "over max-autotune", "floor", "compile s: stock / max / ours")
-        parts.append(_table((*head, *more), models))
+        head = ("model", "CUDA graphs", "eager", "Inductor (default)", "Inductor max-autotune")
+        more = (
+            "extension",
+            "over max-autotune",
+            "lower bound",
+            "compile s: default / max-autotune / extension",
+        )
+        parts.append(_format_table((*head, *more), models))
     return "\n\n".join(parts) + "\n"
 
 
@@ -366,9 +419,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("files", nargs="+", type=Path)
     options = parser.parse_args(arguments)
-    of = numbers(results.read(path) for path in options.files)
-    print(render(of), end="")
-    return 1 if any(line.met is False for line in lines(of)) else 0
+    numbers = collect(results.read(path) for path in options.files)
+    print(render(numbers), end="")
+    return 1 if any(result.is_met is False for result in check_targets(numbers)) else 0
 
 
 if __name__ == "__main__":

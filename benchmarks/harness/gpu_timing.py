@@ -2,7 +2,7 @@
 
 Calls are timed as in tuning (`autotune.timing.CudaStopwatch`), and also as ordinary calls by a host
 that waits for every result. Before every measurement, a buffer of twice the L2 cache size is read
-to evict data of earlier calls. Contenders alternate, in an order that is shuffled every round,
+to evict data of earlier calls. Variants alternate, in an order that is shuffled every round,
 because power and clocks drift.
 
 Without a GPU, calls are timed by the wall clock; that is meant for tests.
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from inductor_ext.autotune.timing import CudaStopwatch
 
-__all__ = ["Mode", "Timer", "batches"]
+__all__ = ["Mode", "Timer", "time_batches"]
 
 Mode = Literal["graph", "call"]
 """`graph`: replay of a CUDA graph of one call, enqueued while the GPU is busy. `call`: an ordinary
@@ -30,7 +30,7 @@ WARM_UP = 0.1
 BUDGET: Mapping[Mode, float] = {"graph": 0.3, "call": 0.1}
 """Target duration of all rounds, in seconds."""
 
-FEWEST, MOST = 15, 150
+MIN_ROUNDS, MAX_ROUNDS = 15, 150
 """Limits on the number of rounds."""
 
 
@@ -57,7 +57,8 @@ class Timer:
         Args:
             calls: the calls to measure; they have been called before.
             mode: see `Mode`.
-            rounds: number of rounds; None for as many as fit `BUDGET`, within `FEWEST` and `MOST`.
+            rounds: number of rounds; None for as many as fit `BUDGET`, from `MIN_ROUNDS` to
+                `MAX_ROUNDS`.
         """
         keys = list(calls)
         with self._rounds(list(calls.values()), mode) as (take, usable):
@@ -70,7 +71,7 @@ class Timer:
             take(usable)
             once = time.perf_counter() - start
             if rounds is None:
-                rounds = min(MOST, max(FEWEST, int(BUDGET[mode] / once)))
+                rounds = min(MAX_ROUNDS, max(MIN_ROUNDS, int(BUDGET[mode] / once)))
             values: dict[str, list[float]] = {keys[index]: [] for index in usable}
             for _ in range(rounds):
                 order = self._random.sample(usable, len(usable))
@@ -85,15 +86,15 @@ class Timer:
         """Return a function that makes one round, and the calls that can take part."""
         indices = list(range(len(calls)))
         if self.device == "cpu":
-            yield lambda order: [_wall(calls[index]) for index in order], indices
+            yield lambda order: [_time_on_host(calls[index]) for index in order], indices
         elif mode == "graph":
             with CudaStopwatch(calls, 0) as stopwatch:
                 yield stopwatch.round, [i for i in indices if stopwatch.captured[i]]
         else:
-            yield _Waiting(calls).round, indices
+            yield _IdleTimer(calls).round, indices
 
 
-class _Waiting:
+class _IdleTimer:
     """Times calls on an idle GPU by a host that waits for them."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
@@ -106,7 +107,7 @@ class _Waiting:
     def round(self, order: Sequence[int]) -> list[float]:
         import torch
 
-        found = []
+        microseconds = []
         for index in order:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._buffer.amax()
@@ -115,20 +116,20 @@ class _Waiting:
             self._calls[index]()
             end.record()
             end.synchronize()
-            found.append(begin.elapsed_time(end) * 1e3)
-        return found
+            microseconds.append(begin.elapsed_time(end) * 1e3)
+        return microseconds
 
 
-def _wall(call: Callable[[], Any]) -> float:
+def _time_on_host(call: Callable[[], Any]) -> float:
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1e6
 
 
-def batches(
+def time_batches(
     call: Callable[[], Any], synchronize: Callable[[], None], seconds: float = 0.02
 ) -> Callable[[], float]:
-    """Return a measurement of back-to-back calls without waiting in between, as in a server.
+    """Return a function that times back-to-back calls without waiting in between, as in a server.
 
     Args:
         call: the call to measure; it is called here to estimate its duration.
@@ -139,7 +140,7 @@ def batches(
         A function that takes one measurement and returns seconds per call.
     """
 
-    def timed(count: int) -> float:
+    def time_calls(count: int) -> float:
         synchronize()
         start = time.perf_counter()
         for _ in range(count):
@@ -147,6 +148,6 @@ def batches(
         synchronize()
         return (time.perf_counter() - start) / count
 
-    timed(2)
-    count = max(1, min(100, round(seconds / timed(2))))
-    return lambda: timed(count)
+    time_calls(2)
+    count = max(1, min(100, round(seconds / time_calls(2))))
+    return lambda: time_calls(count)

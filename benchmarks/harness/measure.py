@@ -1,6 +1,6 @@
-"""Time and memory measurements, done the same way for every contender.
+"""Time and memory measurements, done the same way for every variant.
 
-Times are wall-clock seconds. Contenders are measured in alternation, so that other load on the
+Times are wall-clock seconds. Variants are measured in alternation, so that other load on the
 machine affects all of them alike. Memory is CPU memory in bytes.
 """
 
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
     "Sample",
-    "allocated",
     "alternate",
     "peak_allocated",
     "peak_of_changes",
+    "record_allocations",
     "resident",
     "summarize",
 ]
@@ -43,20 +43,21 @@ def summarize(values: Sequence[float]) -> Sample:
     return Sample(median, (upper - lower) / median)
 
 
-def alternate(contenders: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
-    """Take one measurement of every contender in turn, `rounds` times.
+def alternate(variants: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
+    """Take one measurement of every variant in alternation, `rounds` times.
 
-    Every round starts with the next contender, so that none always follows the same other one.
+    Every round starts with the next variant, so that none always follows the same other one.
 
     Args:
-        contenders: by key, a function that takes one measurement and returns the value.
+        variants: by key, a function that takes one measurement and returns the value.
+        rounds: the number of measurements of every variant.
     """
-    values: dict[Key, list[float]] = {key: [] for key in contenders}
-    order = list(contenders)
+    values: dict[Key, list[float]] = {key: [] for key in variants}
+    order = list(variants)
     for index in range(rounds):
         start = index % len(order)
         for key in order[start:] + order[:start]:
-            values[key].append(contenders[key]())
+            values[key].append(variants[key]())
     return values
 
 
@@ -71,10 +72,10 @@ def peak_allocated(call: Callable[[], object]) -> int:
     Compiled code and AOT packages use the same allocator. Unlike resident memory, the result does
     not depend on what the C library caches or on earlier calls.
     """
-    return peak_of_changes(allocated(call))
+    return peak_of_changes(record_allocations(call))
 
 
-def allocated(call: Callable[[], object]) -> list[int]:
+def record_allocations(call: Callable[[], object]) -> list[int]:
     """Return allocations (positive) and frees (negative) of `call`, in order.
 
     Bytes, as requested from torch's CPU allocator.

@@ -3,12 +3,13 @@
     python -m benchmarks.harness.pytest_report gpu-tests -- -m gpu test
 
 For tests that CI cannot run: those marked `gpu`, and the whole suite on another machine. The exit
-code is pytest's. On a machine that is reserved for a limited time, `--budget-seconds` makes pytest
-stop in time and report failures so far; every row then has a note. The remaining tests of the same
-source tree can be run later if `--keep` names a file of test results: a run that finds the file
-skips the tests that passed, and reports all of them.
+code is pytest's. A run that ends before any test has finished writes no result. On a machine that
+is reserved for a limited time, `--budget-seconds` makes pytest stop in time and report failures so
+far; every row then has a note. The remaining tests of the same source tree can be run later if
+`--keep` names a file of test results: a run that finds the file skips the tests that passed, and
+reports all of them.
 
-    python -m benchmarks.harness.pytest_report gpu-tests --budget-seconds 400 --keep outcomes \
+    python -m benchmarks.harness.pytest_report gpu-tests --budget-seconds 400 --keep test_results \
         -- -m gpu test
 """
 
@@ -28,7 +29,7 @@ from typing import Literal
 
 from benchmarks.harness import pytest_results, results
 
-OUTCOMES: dict[str, Literal["lower", "higher"]] = {
+OUTCOMES: dict[pytest_results.Outcome, Literal["lower", "higher"]] = {
     "passed": "higher",
     "failed": "lower",
     "skipped": "lower",
@@ -36,41 +37,37 @@ OUTCOMES: dict[str, Literal["lower", "higher"]] = {
 """Test outcomes, with the direction that is an improvement."""
 
 
-def rows(
-    found: Mapping[str, pytest_results.Outcome], note: str | None = None
+def count_outcomes(
+    outcomes: Mapping[str, pytest_results.Outcome], note: str | None = None
 ) -> Iterator[results.Row]:
-    """Return, per test file, the number of tests with each outcome, and the names of failed tests.
+    """Yield, per test file, the number of tests with each outcome, and the names of failed tests.
 
     Args:
-        found: the outcome of every test, by node id.
+        outcomes: the outcome of every test, by node id.
         note: a note for all rows.
     """
-    files: dict[str, dict[str, list[str]]] = {}
-    for test, what in found.items():
+    files: dict[str, dict[pytest_results.Outcome, list[str]]] = {}
+    for test, outcome in outcomes.items():
         file, _, name = test.partition("::")
-        files.setdefault(file, {item: [] for item in OUTCOMES})[what].append(name)
+        files.setdefault(file, {item: [] for item in OUTCOMES})[outcome].append(name)
     for file, tests in sorted(files.items()):
-        for name, better in OUTCOMES.items():
-            failed = ", ".join(tests[name]) if name == "failed" else None
-            yield {
-                "case": file,
-                "metric": name,
-                "unit": "tests",
-                "better": better,
-                "ours": len(tests[name]),
-                "stock": None,
-                "eager": None,
-                "floor": None,
-                "spread": None,
-                "note": "; ".join(filter(None, (note, failed))) or None,
-            }
+        for outcome, better in OUTCOMES.items():
+            failures = ", ".join(tests[outcome]) if outcome == "failed" else None
+            yield results.make_row(
+                file,
+                outcome,
+                "tests",
+                better=better,
+                ours=len(tests[outcome]),
+                note="; ".join(filter(None, (note, failures))) or None,
+            )
 
 
 _GRACE = 60.0
 """Seconds in which an interrupted pytest reports."""
 
 
-def _ended(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
+def _wait_or_interrupt(process: subprocess.Popen[bytes], seconds: float | None) -> bool:
     """Wait for a process, and interrupt it after `seconds`; return whether it ended by itself."""
     try:
         process.wait(seconds)
@@ -94,35 +91,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "[--keep FILE] [-- PYTEST_ARGUMENTS]",
     )
     parser.add_argument("suite", help="name of the result, a slug")
-    parser.add_argument("--commit", help="of the tree, where it is no checkout")
-    parser.add_argument("--budget-seconds", type=float, help="after which pytest is to end")
+    parser.add_argument("--commit", help="commit of the source tree if it is not a git checkout")
+    parser.add_argument(
+        "--budget-seconds", type=float, help="seconds after which pytest is interrupted"
+    )
     parser.add_argument("--json-out", default="benchmarks/results", help="folder of the result")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="outcomes to go on from")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="test results of an earlier run")
     own = list(sys.argv[1:] if arguments is None else arguments)
     # Python versions differ in how argparse handles "--" after options.
     own, pytest = (own[: own.index("--")], own[own.index("--") + 1 :]) if "--" in own else (own, [])
-    given = parser.parse_args(own)
-    command = f"python -m benchmarks.harness.pytest_report {given.suite} -- {shlex.join(pytest)}"
-    header = results.collect_header(given.suite, command, commit=given.commit)
+    options = parser.parse_args(own)
+    command = f"python -m benchmarks.harness.pytest_report {options.suite} -- {shlex.join(pytest)}"
+    header = results.collect_header(options.suite, command, commit=options.commit)
     with tempfile.TemporaryDirectory() as folder:
-        told, known = given.keep or Path(folder) / "outcomes", Path(folder) / "known"
-        before = pytest_results.passed(told)
-        # All workers of xdist must see the same file during the whole run.
-        for file in (told, known):
-            pytest_results.write(file, before)
-        plugin = ["-p", pytest_results.__name__, "--outcomes", str(told), "--passed", str(known)]
+        file, skipped = options.keep or Path(folder) / "test_results", Path(folder) / "skipped"
+        passed = pytest_results.read_passed(file)
+        # All workers of xdist must see the same tests to skip during the whole run.
+        for path in (file, skipped):
+            pytest_results.write(path, passed)
+        plugin = ["-p", pytest_results.__name__, "--test-results", str(file)]
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", *plugin, *pytest],
+            [sys.executable, "-m", "pytest", *plugin, "--skip-passed", str(skipped), *pytest],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        whole = _ended(process, given.budget_seconds)
-        note = None if whole else f"ended after {given.budget_seconds:g} s, with tests left"
-        document: results.Document = {
-            **header,
-            "rows": list(rows(pytest_results.read(told), note)),
-        }
-    print(results.write(given.json_out, document))
-    return process.returncode
+        is_complete = _wait_or_interrupt(process, options.budget_seconds)
+        outcomes = pytest_results.read(file)
+    code = process.returncode
+    if not outcomes:
+        print(
+            f"pytest ended with exit code {code} before any test finished; "
+            f"no result of {options.suite} is written.",
+            file=sys.stderr,
+        )
+        return code if code > 0 else 1
+    note = None if is_complete else f"ended after {options.budget_seconds:g} s, with tests left"
+    document: results.Document = {**header, "rows": list(count_outcomes(outcomes, note))}
+    print(results.write(options.json_out, document))
+    return code
 
 
 if __name__ == "__main__":

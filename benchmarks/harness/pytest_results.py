@@ -1,10 +1,10 @@
-"""A pytest plugin that writes the outcome of every test to a file as soon as it is known.
+"""A pytest plugin that writes the outcome of every test to a file as soon as the test ends.
 
-    python -m pytest -p benchmarks.harness.pytest_results --outcomes FILE
+    python -m pytest -p benchmarks.harness.pytest_results --test-results FILE
 
 FILE gets one JSON line per test, or two if the test failed after it had passed, so the outcomes
-survive if pytest is killed. `read` reduces them to one outcome per test. With `--passed FILE`, the
-tests that passed according to such a file are deselected.
+survive if pytest is killed. `read` reduces them to one outcome per test. With `--skip-passed FILE`,
+the tests that passed according to such a file are deselected.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, Literal
 
 __all__ = [
     "Outcome",
-    "passed",
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "read",
+    "read_passed",
     "write",
 ]
 
 Outcome = Literal["passed", "skipped", "failed"]
 
-_GRAVITY: dict[Outcome, int] = {"passed": 0, "skipped": 1, "failed": 2}
+_SEVERITY: dict[Outcome, int] = {"passed": 0, "skipped": 1, "failed": 2}
 
 
 def read(file: Path) -> dict[str, Outcome]:
@@ -36,56 +36,57 @@ def read(file: Path) -> dict[str, Outcome]:
     xdist appends `@` and the test's group, if it has one, to the node id. An expected failure
     counts as skipped; a file that cannot be collected counts as a failed test.
     """
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-        told = json.loads(line)
-        before = found.get(told["test"], told["outcome"])
-        found[told["test"]] = max(before, told["outcome"], key=lambda x: _GRAVITY[x])
-    return found
+        entry = json.loads(line)
+        before = outcomes.get(entry["test"], entry["outcome"])
+        outcomes[entry["test"]] = max(before, entry["outcome"], key=lambda x: _SEVERITY[x])
+    return outcomes
 
 
-def write(file: Path, found: Mapping[str, Outcome]) -> None:
+def write(file: Path, outcomes: Mapping[str, Outcome]) -> None:
     """Write a file with these outcomes, atomically."""
     # Imported here: pytest loads this plugin before anything of the project.
     from inductor_ext.storage.atomic import atomic_write
 
-    text = "".join(_line(test, what) for test, what in found.items())
+    text = "".join(_format_line(test, outcome) for test, outcome in outcomes.items())
     with atomic_write(file) as temporary:
         Path(temporary).write_text(text, encoding="utf-8")
 
 
-def _line(test: str, outcome: str) -> str:
+def _format_line(test: str, outcome: str) -> str:
     return json.dumps({"test": test, "outcome": outcome}) + "\n"
 
 
-def passed(file: Path) -> dict[str, Outcome]:
+def read_passed(file: Path) -> dict[str, Outcome]:
     """Return the tests in a file that passed, with their outcome."""
-    return {test: what for test, what in read(file).items() if what == "passed"}
+    return {test: outcome for test, outcome in read(file).items() if outcome == "passed"}
 
 
 def pytest_addoption(parser: Any) -> None:
     """Implement the pytest hook."""
-    parser.addoption("--outcomes", metavar="FILE", help="what became of each test, as JSON lines")
-    parser.addoption("--passed", metavar="FILE", help="outcomes; what passed there is left out")
+    parser.addoption("--test-results", metavar="FILE", help="outcome of each test, as JSON lines")
+    parser.addoption("--skip-passed", metavar="FILE", help="test results; skip what passed there")
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Implement the pytest hook; all workers of xdist deselect the same tests."""
-    if config.getoption("--passed"):
-        known = {_without_group(test) for test in passed(Path(config.getoption("--passed")))}
-        left_out = [item for item in items if _without_group(item.nodeid) in known]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    file = config.getoption("--skip-passed")
+    if file:
+        passed = {_remove_group(test) for test in read_passed(Path(file))}
+        deselected = [item for item in items if _remove_group(item.nodeid) in passed]
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in deselected]
 
 
-def _without_group(test: str) -> str:
+def _remove_group(test: str) -> str:
     """Return a node id without xdist's group suffix; a parametrized id has none."""
     return test if test.endswith("]") else test.rpartition("@")[0] or test
 
 
 def pytest_configure(config: Any) -> None:
     """Implement the pytest hook."""
-    file = config.getoption("--outcomes")
+    file = config.getoption("--test-results")
     # xdist's workers report to the process that started them.
     if file and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Writer(Path(file)))
@@ -100,7 +101,7 @@ class _Writer:
 
     def _write(self, test: str, outcome: str) -> None:
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(_line(test, outcome))
+            file.write(_format_line(test, outcome))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Implement the pytest hook; passed setups and teardowns are not written."""

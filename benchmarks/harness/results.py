@@ -39,10 +39,12 @@ __all__ = [
     "InvalidResultError",
     "Row",
     "collect_header",
-    "command_line",
-    "hardware_slug",
+    "format_command",
+    "make_relative_path",
+    "make_row",
+    "name_hardware",
+    "print_line",
     "read",
-    "relative_path",
     "render_table",
     "validate",
     "write",
@@ -54,7 +56,7 @@ RESULTS = CHECKOUT / "benchmarks" / "results"
 
 
 class Row(TypedDict):
-    """One metric of one case, with a value per contender; None for contenders without a value."""
+    """One metric of one case, with a value per variant; None for variants without a value."""
 
     case: str
     metric: str
@@ -69,7 +71,7 @@ class Row(TypedDict):
 
 
 class Header(TypedDict):
-    """What is known before anything is measured."""
+    """The description of a run, complete before anything is measured."""
 
     suite: str
     hardware: str
@@ -92,7 +94,37 @@ class InvalidResultError(InductorExtError):
     remedy = "benchmarks/README.md documents the schema."
 
 
-CONTENDERS = ("eager", "stock", "ours", "floor")
+COLUMNS = ("eager", "stock", "ours", "floor")
+"""The fields of a row that hold values, in the order of printed tables."""
+
+
+def make_row(
+    case: str,
+    metric: str,
+    unit: str,
+    *,
+    better: Literal["lower", "higher"] = "lower",
+    ours: float | None = None,
+    stock: float | None = None,
+    eager: float | None = None,
+    floor: float | None = None,
+    spread: float | None = None,
+    note: str | None = None,
+) -> Row:
+    """Return a row; benchmarks/README.md documents its fields."""
+    return {
+        "case": case,
+        "metric": metric,
+        "unit": unit,
+        "better": better,
+        "ours": ours,
+        "stock": stock,
+        "eager": eager,
+        "floor": floor,
+        "spread": spread,
+        "note": note,
+    }
+
 
 _SLUG = re.compile(r"[a-z0-9.]+(-[a-z0-9.]+)*")
 _COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?")
@@ -107,19 +139,19 @@ def validate(document: object) -> None:
         InvalidResultError: with the path of the first invalid value, as in `rows[3].unit`.
     """
     _check_type(document, Document, "")
-    checked = typing.cast(Document, document)
-    _validate_header(checked)
-    _require(checked["rows"], "rows", "it is empty")
-    seen: dict[tuple[str, str], int] = {}
-    for index, row in enumerate(checked["rows"]):
+    document = typing.cast(Document, document)
+    _validate_header(document)
+    _require(document["rows"], "rows", "it is empty")
+    indices: dict[tuple[str, str], int] = {}
+    for index, row in enumerate(document["rows"]):
         path = f"rows[{index}]"
         for key in ("case", "metric", "unit"):
             _require(_field(row, key), f"{path}.{key}", "it is empty")
-        measured = any(_field(row, name) is not None for name in CONTENDERS)
-        _require(measured, path, "no contender has a value")
+        has_value = any(_field(row, name) is not None for name in COLUMNS)
+        _require(has_value, path, "no variant has a value")
         spread = row["spread"]
         _require(spread is None or spread >= 0, f"{path}.spread", f"{spread} is negative")
-        first = seen.setdefault((row["case"], row["metric"]), index)
+        first = indices.setdefault((row["case"], row["metric"]), index)
         _require(first == index, path, f"the case and metric of rows[{first}] again")
 
 
@@ -139,14 +171,14 @@ def _validate_header(header: Header) -> None:
     _require(
         not _ABSOLUTE_PATH.search(header["command"]),
         "command",
-        f"{header['command']!r} holds an absolute path",
+        f"{header['command']!r} contains an absolute path",
     )
     for name in ("python", "torch", "inductor_ext"):
         _require(name in header["versions"], "versions", f"it lacks {name!r}")
 
 
 def _field(item: Mapping[str, Any], name: str) -> Any:
-    """Read a field whose name is not known to the type checker."""
+    """Read a field whose name the type checker cannot see."""
     return item[name]
 
 
@@ -162,7 +194,7 @@ def _check_type(value: object, annotation: Any, path: str) -> None:
     if typing.is_typeddict(annotation):
         fields = typing.get_type_hints(annotation)
         if not isinstance(value, dict):
-            raise _wrong_type(where, value, "an object")
+            raise _make_type_error(where, value, "an object")
         for name in fields.keys() - value.keys():
             raise InvalidResultError(path=where, why=f"it lacks {name!r}")
         for name in value.keys() - fields.keys():
@@ -171,32 +203,32 @@ def _check_type(value: object, annotation: Any, path: str) -> None:
             _check_type(value[name], field, f"{path}.{name}" if path else name)
     elif origin is list:
         if not isinstance(value, list):
-            raise _wrong_type(where, value, "an array")
+            raise _make_type_error(where, value, "an array")
         for index, item in enumerate(value):
             _check_type(item, args[0], f"{path}[{index}]")
     elif origin is dict:
         if not isinstance(value, dict):
-            raise _wrong_type(where, value, "an object")
+            raise _make_type_error(where, value, "an object")
         for name, item in value.items():
             _check_type(name, args[0], where)
             _check_type(item, args[1], f"{path}.{name}")
     elif origin is Literal:
         if value not in args:
-            raise _wrong_type(where, value, " or ".join(map(repr, args)))
+            raise _make_type_error(where, value, " or ".join(map(repr, args)))
     elif origin is types.UnionType:
         if value is not None:
             _check_type(value, args[0], path)
     elif annotation is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise _wrong_type(where, value, "a number")
+            raise _make_type_error(where, value, "a number")
         # JSON has neither infinities nor NaN, and such a value means that nothing was measured.
         if not math.isfinite(value):
-            raise _wrong_type(where, value, "a finite number")
+            raise _make_type_error(where, value, "a finite number")
     elif not isinstance(value, annotation):
-        raise _wrong_type(where, value, "a string")
+        raise _make_type_error(where, value, "a string")
 
 
-def _wrong_type(path: str, value: object, allowed: str) -> InvalidResultError:
+def _make_type_error(path: str, value: object, allowed: str) -> InvalidResultError:
     return InvalidResultError(path=path, why=f"{value!r} is not {allowed}")
 
 
@@ -208,11 +240,11 @@ def collect_header(
     packages: Sequence[str] = (),
     commit: str | None = None,
 ) -> Header:
-    """Describe the run that is about to be measured.
+    """Describe the run that is about to start.
 
     Args:
         suite: the benchmark's name, a slug.
-        command: the command that repeats the run in the checkout; see `command_line`.
+        command: the command that repeats the run in the checkout; see `format_command`.
         hardware: a slug; None for that of the GPU if there is one, else of the CPU.
         packages: distributions to record the versions of, besides torch, triton and inductor_ext.
         commit: commit of the source tree if it is not a git checkout; None to ask git.
@@ -222,9 +254,9 @@ def collect_header(
     """
     header: Header = {
         "suite": suite,
-        "hardware": hardware or hardware_slug(),
-        "versions": _versions(packages),
-        "commit": commit or _commit(),
+        "hardware": hardware or name_hardware(),
+        "versions": _collect_versions(packages),
+        "commit": commit or _read_commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": command,
     }
@@ -232,7 +264,7 @@ def collect_header(
     return header
 
 
-def command_line(arguments: Sequence[str] | None = None) -> str:
+def format_command(arguments: Sequence[str] | None = None) -> str:
     """Return this process's command as it would be typed in the checkout, without absolute paths.
 
     A path inside the checkout becomes relative to it. Of any other path only the last component is
@@ -246,11 +278,11 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     if spec is not None and arguments is sys.argv:
         start = ["python", "-m", spec.name.removesuffix(".__main__")]
     else:
-        start = ["python", _portable(arguments[0])]
-    return shlex.join([*start, *map(_portable, arguments[1:])])
+        start = ["python", _make_portable(arguments[0])]
+    return shlex.join([*start, *map(_make_portable, arguments[1:])])
 
 
-def _portable(argument: str) -> str:
+def _make_portable(argument: str) -> str:
     option, equals, value = argument.rpartition("=")
     path = Path(value)
     if not path.is_absolute():
@@ -259,7 +291,7 @@ def _portable(argument: str) -> str:
     return option + equals + (str(path.relative_to(CHECKOUT)) if inside else path.name)
 
 
-def hardware_slug(device: Literal["cpu", "cuda"] | None = None) -> str:
+def name_hardware(device: Literal["cpu", "cuda"] | None = None) -> str:
     """Name the hardware: the GPU's model, or the CPU's with cores and vector instructions.
 
     Args:
@@ -273,14 +305,14 @@ def hardware_slug(device: Literal["cpu", "cuda"] | None = None) -> str:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
-        return _slug(torch.cuda.get_device_name())
+        return _make_slug(torch.cuda.get_device_name())
     # The affinity mask, not the machine's core count: a container may have fewer cores.
     cores = len(os.sched_getaffinity(0))
     capability = torch.backends.cpu.get_cpu_capability()
-    return _slug(f"{_cpu_model()} {cores} cores {capability}")
+    return _make_slug(f"{_read_cpu_model()} {cores} cores {capability}")
 
 
-def _cpu_model() -> str:
+def _read_cpu_model() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -290,35 +322,37 @@ def _cpu_model() -> str:
     return re.sub(r"\((R|TM)\)|\bCPU\b|@.*", " ", name, flags=re.IGNORECASE)
 
 
-def _slug(text: str) -> str:
+def _make_slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def _versions(packages: Sequence[str]) -> dict[str, str]:
+def _collect_versions(packages: Sequence[str]) -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in ("torch", "triton", "inductor_ext", *packages):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    compiler = _output("g++", "-dumpfullversion")
+    compiler = _run_command("g++", "-dumpfullversion")
     if compiler is not None:
         versions["g++"] = compiler
     return versions
 
 
-def _commit() -> str | None:
+def _read_commit() -> str | None:
     """Return the checkout's commit, with "-dirty" if the code differs; None outside a checkout."""
-    commit = _output("git", "rev-parse", "HEAD")
+    commit = _run_command("git", "rev-parse", "HEAD")
     if commit is None:
         return None
     # Ignore changes of results: after the first of several benchmarks the tree would always be
     # dirty.
-    changes = _output("git", "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+    changes = _run_command(
+        "git", "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results"
+    )
     return commit if changes == "" else f"{commit}-dirty"
 
 
-def _output(*command: str) -> str | None:
+def _run_command(*command: str) -> str | None:
     try:
         run = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -326,7 +360,7 @@ def _output(*command: str) -> str | None:
     return run.stdout.strip()
 
 
-def relative_path(header: Header) -> Path:
+def make_relative_path(header: Header) -> Path:
     """Return the path of a document's file in a folder of results."""
     return Path(header["suite"], f"{header['hardware']}.json")
 
@@ -345,7 +379,7 @@ def read(path: str | os.PathLike[str]) -> Document:
         raise InvalidResultError(path=path.name, why=str(error)) from None
     validate(document)
     checked = typing.cast(Document, document)
-    expected = relative_path(checked)
+    expected = make_relative_path(checked)
     location = Path(*path.absolute().parts[-2:])
     _require(location == expected, str(location), f"its folder and name should be {expected}")
     return checked
@@ -361,24 +395,32 @@ def write(directory: str | os.PathLike[str], document: Document) -> Path:
         InvalidResultError: the document violates the schema; nothing is written.
     """
     validate(document)
-    path = Path(directory) / relative_path(document)
+    path = Path(directory) / make_relative_path(document)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary:
         Path(temporary).write_text(json.dumps(document, indent=2) + "\n")
     return path
 
 
+def print_line(line: str, path: Path | None) -> None:
+    """Print a line of JSON, and append it to the file at `path`, if any."""
+    print(line, flush=True)
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
 def render_table(document: Document) -> str:
     """Format a document as plain text: one block per case, one line per metric, columns aligned.
 
-    Contenders without any value get no column. "ours/stock" is the extension's value divided by
+    Variants without any value get no column. `ours/stock` is the extension's value divided by
     Inductor's; below 1 is an improvement if less is better. A "~" marks a difference no larger than
     the spread.
     """
     rows = document["rows"]
-    shown = [name for name in CONTENDERS if any(_field(row, name) is not None for row in rows)]
+    columns = [name for name in COLUMNS if any(_field(row, name) is not None for row in rows)]
     notes: list[str] = []
-    lines = [["", "unit", "better", *shown, "ours/stock", "spread"]]
+    lines = [["", "unit", "better", *columns, "ours/stock", "spread"]]
     for case in dict.fromkeys(row["case"] for row in rows):
         lines.append([case])
         for row in (row for row in rows if row["case"] == case):
@@ -387,18 +429,18 @@ def render_table(document: Document) -> str:
                 if row["note"] not in notes:
                     notes.append(row["note"])
                 metric += f" [{notes.index(row['note']) + 1}]"
-            values = [_number(_field(row, name)) for name in shown]
+            values = [_format_number(_field(row, name)) for name in columns]
             spread = "" if row["spread"] is None else f"{row['spread']:.1%}"
-            lines.append([metric, row["unit"], row["better"], *values, _ratio(row), spread])
+            lines.append([metric, row["unit"], row["better"], *values, _format_ratio(row), spread])
     table = [line for line in lines if len(line) > 1]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    body = [_aligned(line, widths) for line in lines]
+    body = [_align(line, widths) for line in lines]
     versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     head = [f"{document['suite']} on {document['hardware']}", versions]
     return "\n".join([*head, "", *body, "", *(f"[{i}] {n}" for i, n in enumerate(notes, 1))]) + "\n"
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
     if len(cells) == 1:
         return cells[0]
     # Left-align names; right-align numbers, so that magnitudes line up.
@@ -407,14 +449,14 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([*left, *right]).rstrip()
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     """Format with four significant digits; from 1000, as an integer with separators."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _ratio(row: Row) -> str:
+def _format_ratio(row: Row) -> str:
     if row["ours"] is None or not row["stock"]:
         return ""
     ratio = row["ours"] / row["stock"]

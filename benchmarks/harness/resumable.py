@@ -16,7 +16,7 @@ from typing import TypeVar
 from benchmarks.harness import results
 from inductor_ext.exc import InductorExtError
 
-__all__ = ["Ledger", "OtherRunError", "Outcome", "add_arguments", "within"]
+__all__ = ["CaseResult", "Ledger", "OtherRunError", "add_arguments", "take_within"]
 
 Item = TypeVar("Item")
 
@@ -24,12 +24,12 @@ Item = TypeVar("Item")
 class OtherRunError(InductorExtError):
     """Results that this run cannot continue."""
 
-    template = "{path} was made with {field} {found}, and this is {here}."
+    template = "{path} was made with {field} {stored}; this run has {current}."
     remedy = "Leave out --resume, or give another file."
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """The result of one case."""
 
     rows: list[results.Row]
@@ -57,19 +57,21 @@ class Ledger:
         self.document: results.Document = {**header, "rows": []}
         self._folder = folder
         if resume is not None and resume.exists():
-            found = results.read(resume)
-            for field, there, here in (
-                ("suite", found["suite"], header["suite"]),
-                ("hardware", found["hardware"], header["hardware"]),
-                ("versions", found["versions"], header["versions"]),
-                ("commit", found["commit"], header["commit"]),
+            document = results.read(resume)
+            for field, stored, current in (
+                ("suite", document["suite"], header["suite"]),
+                ("hardware", document["hardware"], header["hardware"]),
+                ("versions", document["versions"], header["versions"]),
+                ("commit", document["commit"], header["commit"]),
             ):
-                if there != here:
-                    raise OtherRunError(path=resume.name, field=field, found=there, here=here)
-            self.document = found
+                if stored != current:
+                    raise OtherRunError(
+                        path=resume.name, field=field, stored=stored, current=current
+                    )
+            self.document = document
 
     @property
-    def done(self) -> frozenset[str]:
+    def cases(self) -> frozenset[str]:
         """The cases that have rows."""
         return frozenset(row["case"] for row in self.document["rows"])
 
@@ -79,18 +81,18 @@ class Ledger:
         if self._folder is not None and self.document["rows"]:
             results.write(self._folder, self.document)
 
-    def take(self, outcomes: Iterable[Outcome]) -> tuple[int, bool]:
-        """Add and print outcomes as they come; return their number, and whether one has failed."""
+    def add_all(self, case_results: Iterable[CaseResult]) -> tuple[int, bool]:
+        """Add and print results as they come; return their number, and whether one has failed."""
         count, failed = 0, False
-        for outcome in outcomes:
+        for result in case_results:
             count += 1
-            failed |= outcome.failed
-            self.add(outcome.rows)
-            print(outcome.text, flush=True)
+            failed |= result.failed
+            self.add(result.rows)
+            print(result.text, flush=True)
         return count, failed
 
 
-def within(
+def take_within(
     items: Sequence[Item], seconds: float | None, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Item]:
     """Yield items while the next one fits, assuming that it takes as long as the longest so far.
@@ -113,20 +115,20 @@ def within(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that these benchmarks have in common."""
     parser.add_argument(
-        "--budget-seconds", type=float, metavar="S", help="begin no case that would not fit"
+        "--budget-seconds", type=float, metavar="S", help="start no case that would not fit"
     )
-    parser.add_argument("--json-out", metavar="DIR", type=Path, help="keep the results there")
+    parser.add_argument("--json-out", metavar="DIR", type=Path, help="folder of the results")
     parser.add_argument(
         "--resume",
         metavar="FILE",
         type=Path,
-        help="go on with the results in this file, which need not be there yet",
+        help="continue the results in this file, which need not exist yet",
     )
     parser.add_argument(
         "--processes",
         type=int,
         default=1,
         metavar="N",
-        help="that compile at the same time; how long compiles take is not measured then",
+        help="processes that compile at the same time; compile times are not measured then",
     )
-    parser.add_argument("--commit", help="of the tree, where it is no checkout")
+    parser.add_argument("--commit", help="commit of the source tree if it is not a git checkout")

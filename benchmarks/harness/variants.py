@@ -1,11 +1,12 @@
-"""Ways to run a program, for comparison: eager, Inductor's configurations, the extension.
+"""Variants of running a program, to compare: eager, Inductor's configurations, the extension.
 
-Every compile has its own code object, so that dynamo neither finds the result of another compile
-nor counts it as a recompile. Every family of contenders has its own cache folder, empty at first.
+Every compile has its own code object, so that dynamo neither reuses the result of another compile
+nor counts it as a recompile. The variants of a backend share a cache folder, empty at first.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import time
@@ -17,25 +18,26 @@ from benchmarks.harness import results
 from inductor_ext import _compat
 
 __all__ = [
-    "CONTENDERS",
-    "USUAL",
-    "Compiled",
-    "Contender",
-    "Tuned",
-    "chosen",
+    "DEFAULT",
+    "VARIANTS",
+    "CompiledProgram",
+    "TunedGemm",
+    "Variant",
+    "add_argument",
+    "collect_tuned_gemms",
     "compile_and_call",
-    "families",
-    "fresh_caches",
-    "row",
+    "group_by_backend",
+    "make_row",
+    "select",
     "start_workers",
     "synchronize",
-    "tuning",
-    "unrecorded",
+    "use_fresh_caches",
+    "without_recording",
 ]
 
 
 @dataclasses.dataclass(frozen=True)
-class Contender:
+class Variant:
     """One way to run a program."""
 
     name: str
@@ -53,20 +55,20 @@ class Contender:
 
 _MAX = {"max_autotune": True, "autotune_num_choices_displayed": 0}
 
-CONTENDERS: Mapping[str, Contender] = {
-    entry.name: entry
-    for entry in (
-        Contender("eager", "eager", None),
-        Contender("stock", "stock default", "inductor"),
-        Contender("stock-max", "stock max-autotune", "inductor", _MAX),
-        Contender(
+VARIANTS: Mapping[str, Variant] = {
+    variant.name: variant
+    for variant in (
+        Variant("eager", "eager", None),
+        Variant("stock", "stock default", "inductor"),
+        Variant("stock-max", "stock max-autotune", "inductor", _MAX),
+        Variant(
             "stock-max-tma",
             "stock max-autotune, TMA",
             "inductor",
             {**_MAX, "triton.enable_persistent_tma_matmul": True},
         ),
-        Contender("ours", "ours", "inductor_ext", _MAX),
-        Contender(
+        Variant("ours", "ours", "inductor_ext", _MAX),
+        Variant(
             "ours-cutlass",
             "ours with CUTLASS",
             "inductor_ext",
@@ -78,28 +80,40 @@ CONTENDERS: Mapping[str, Contender] = {
         ),
     )
 }
-"""By name. Inductor's third configuration finds in its caches what the second one compiled and
+"""By name. Inductor's third configuration reuses from the caches what the second one compiled and
 measured."""
 
-USUAL = tuple(name for name in CONTENDERS if name != "ours-cutlass")
-"""Those that need no nvcc and none of the minutes that it takes."""
+DEFAULT = tuple(name for name in VARIANTS if name != "ours-cutlass")
+"""The variants that do not need nvcc, which takes minutes."""
 
 
-def chosen(names: Sequence[str]) -> list[Contender]:
-    """Return the contenders of these names, in the order in which they have to compile."""
-    return [item for name, item in CONTENDERS.items() if name in names]
+def add_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the argument `--variants` of a benchmark."""
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        choices=list(VARIANTS),
+        default=DEFAULT,
+        metavar="NAME",
+        help=f"some of {', '.join(VARIANTS)}; by default all but the last",
+    )
 
 
-def families(contenders: Sequence[Contender]) -> list[list[Contender]]:
-    """Group contenders that share a cache folder: all of one backend."""
-    by_backend: dict[str | None, list[Contender]] = {}
-    for contender in contenders:
-        by_backend.setdefault(contender.backend, []).append(contender)
-    return list(by_backend.values())
+def select(names: Sequence[str]) -> list[Variant]:
+    """Return the variants of these names, in the order in which they have to compile."""
+    return [variant for name, variant in VARIANTS.items() if name in names]
+
+
+def group_by_backend(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Group variants that share a cache folder: all of one backend."""
+    groups: dict[str | None, list[Variant]] = {}
+    for variant in variants:
+        groups.setdefault(variant.backend, []).append(variant)
+    return list(groups.values())
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
+class CompiledProgram:
     """A program that is ready to run."""
 
     call: Callable[[], Any]
@@ -108,39 +122,39 @@ class Compiled:
 
 
 def compile_and_call(
-    contender: Contender,
+    variant: Variant,
     function: Callable[..., Any],
     inputs: Sequence[Any],
     options: Mapping[str, Any] | None = None,
-) -> Compiled:
+) -> CompiledProgram:
     """Compile a function for its inputs, and call it once.
 
     Args:
-        contender: the contender that compiles it.
+        variant: the variant that compiles it.
         function: a plain Python function of the inputs, no builtin.
         inputs: tensors.
         options: further Inductor options.
     """
     import torch
 
-    if contender.backend is None:
-        return Compiled(lambda: function(*inputs), 0.0)
+    if variant.backend is None:
+        return CompiledProgram(lambda: function(*inputs), 0.0)
     run = torch.compile(
         _compat.with_own_code(function),
-        backend=contender.backend,
+        backend=variant.backend,
         fullgraph=True,
         dynamic=False,
-        options={**contender.options, **(options or {})},
+        options={**variant.options, **(options or {})},
     )
     synchronize()
     start = time.perf_counter()
     run(*inputs)
     synchronize()
-    return Compiled(lambda: run(*inputs), time.perf_counter() - start)
+    return CompiledProgram(lambda: run(*inputs), time.perf_counter() - start)
 
 
 @contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
+def without_recording() -> Iterator[None]:
     """Compile for CUDA graphs, but without Inductor's recording, which copies inputs.
 
     The compiled code launches the kernels that would be recorded; the benchmark captures them
@@ -153,7 +167,7 @@ def unrecorded() -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
+class TunedGemm:
     """A GEMM that the extension has tuned."""
 
     seconds: float
@@ -163,31 +177,33 @@ class Tuned:
 
 
 @contextlib.contextmanager
-def tuning() -> Iterator[list[Tuned]]:
+def collect_tuned_gemms() -> Iterator[list[TunedGemm]]:
     """Collect the GEMMs that the extension tunes inside the block."""
     from inductor_ext.autotune import tuner
     from inductor_ext.templates.format import config_words, problem_words
 
-    found: list[Tuned] = []
+    gemms: list[TunedGemm] = []
     tune = tuner.tune
 
-    def timed(problems: Iterable[Any], *given: Any, **named: Any) -> Any:
+    def tune_and_record(problems: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
-        decisions = tune(problems, *given, **named)
-        measured = {
-            key: decision for key, decision in decisions.items() if decision.origin == "measured"
+        decisions = tune(problems, *args, **kwargs)
+        new = {
+            problem: decision
+            for problem, decision in decisions.items()
+            if decision.origin == "measured"
         }
-        spent = time.perf_counter() - start
-        for problem, decision in measured.items():
-            took = [decision.microseconds(config) for config in (decision.config, None)]
-            own, stock = ("-" if item is None else f"{item:.1f}" for item in took)
-            words = f"{problem_words(problem)}: {config_words(decision.config)}, {own} us"
-            choice = words if decision.config is None else f"{words}, stock {stock}"
-            found.append(Tuned(spent / len(measured), choice))
+        seconds = time.perf_counter() - start
+        for problem, decision in new.items():
+            times = [decision.microseconds(config) for config in (decision.config, None)]
+            selected, fallback = ("-" if item is None else f"{item:.1f}" for item in times)
+            words = f"{problem_words(problem)}: {config_words(decision.config)}, {selected} us"
+            choice = words if decision.config is None else f"{words}, stock {fallback}"
+            gemms.append(TunedGemm(seconds / len(new), choice))
         return decisions
 
-    with mock.patch.object(tuner, "tune", timed):
-        yield found
+    with mock.patch.object(tuner, "tune", tune_and_record):
+        yield gemms
 
 
 def synchronize() -> None:
@@ -198,7 +214,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def row(
+def make_row(
     case: str,
     metric: str,
     unit: str,
@@ -215,26 +231,25 @@ def row(
         case: name of the case.
         metric: the measured quantity; less is better.
         unit: unit of the values.
-        values: values by contender.
-        stock: the contender for the column `stock`.
+        values: values by variant.
+        stock: the variant for the column `stock`.
         floor: see `results.Row`, also for `spread` and `note`.
     """
-    return {
-        "case": case,
-        "metric": metric,
-        "unit": unit,
-        "better": "lower",
-        "ours": values.get("ours"),
-        "stock": values.get(stock),
-        "eager": values.get("eager"),
-        "floor": floor,
-        "spread": spread,
-        "note": note,
-    }
+    return results.make_row(
+        case,
+        metric,
+        unit,
+        ours=values.get("ours"),
+        stock=values.get(stock),
+        eager=values.get("eager"),
+        floor=floor,
+        spread=spread,
+        note=note,
+    )
 
 
 @contextlib.contextmanager
-def fresh_caches() -> Iterator[None]:
+def use_fresh_caches() -> Iterator[None]:
     """Use empty caches of Inductor, Triton and the extension inside the block."""
     from torch._inductor.utils import fresh_cache
 
@@ -242,20 +257,20 @@ def fresh_caches() -> Iterator[None]:
         yield
 
 
-def start_workers(contenders: Sequence[Contender], device: str) -> None:
-    """Warm up: compile something small with every contender, and give work to all compile workers.
+def start_workers(variants: Sequence[Variant], device: str) -> None:
+    """Warm up: compile something small with every variant, and give work to all compile workers.
 
     Afterwards no measured compile has to start workers or import modules.
     """
     import torch
 
-    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def matmul_relu(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.relu(a @ b)
 
     inputs = [torch.ones(256, 256, dtype=torch.bfloat16, device=device) for _ in "ab"]
-    with fresh_caches():
-        for contender in contenders:
-            compile_and_call(contender, product, inputs)
+    with use_fresh_caches():
+        for variant in variants:
+            compile_and_call(variant, matmul_relu, inputs)
     if device == "cuda":
         _wait_for_compile_workers()
 

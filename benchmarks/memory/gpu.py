@@ -1,7 +1,7 @@
 """Peak memory and time of a call on a GPU: Inductor's memory planning modes and the extension's.
 
 The models are those of `memory.models`. Memory is counted by the caching allocator: the maximum of
-allocated bytes during a call, above the level before. Time is that of a whole call, with contenders
+allocated bytes during a call, above the level before. Time is that of a whole call, with the modes
 in alternation.
 
     python -m benchmarks.memory.gpu [--models NAME ...] [--training] [--json-out DIR]
@@ -23,34 +23,36 @@ from torch._inductor import config as inductor_config
 import inductor_ext
 from benchmarks.harness import measure, results
 from benchmarks.memory import models as memory_models
-from benchmarks.memory.peak import MIB, WAYS, Way
+from benchmarks.memory.peak import MIB, MODES, Mode
 from inductor_ext import events, settings
 from inductor_ext.memory.records import MemoryPlanRecord
 
 __all__ = ["measure_model"]
 
-SHOWN = ("default", "pools", "no reuse", "ours", "arenas")
+MODE_NAMES = ("default", "pools", "no reuse", "ours", "arenas")
 
-MODELS = ("bert", "llama", "t5", "vit", "unet", "mixer", "densenet", "ragged_mlp")
+DEFAULT_MODELS = ("bert", "llama", "t5", "vit", "unet", "mixer", "densenet", "ragged_mlp")
 
 ROUNDS = 30
 
-_OWN = frozenset(settings.names())
+_EXTENSION_SETTINGS = frozenset(settings.names())
 
 
 @contextlib.contextmanager
-def _configured(way: Way) -> Iterator[list[MemoryPlanRecord]]:
-    options = dict(way.options)
-    own = {key: options.pop(key) for key in list(options) if key in _OWN}
+def _configure(mode: Mode) -> Iterator[list[MemoryPlanRecord]]:
+    options = dict(mode.options)
+    extension_options = {
+        key: options.pop(key) for key in list(options) if key in _EXTENSION_SETTINGS
+    }
     with (
         inductor_config.patch({"fx_graph_cache": False, **options}),
-        inductor_ext.config.patch(own),
+        inductor_ext.config.patch(extension_options),
         events.capture(MemoryPlanRecord) as records,
     ):
         yield records
 
 
-def _peak(call: Callable[[], Any]) -> int:
+def _measure_peak(call: Callable[[], Any]) -> int:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -60,15 +62,15 @@ def _peak(call: Callable[[], Any]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _timed(call: Callable[[], Any]) -> Callable[[], float]:
-    def once() -> float:
+def _make_timer(call: Callable[[], Any]) -> Callable[[], float]:
+    def time_call() -> float:
         torch.cuda.synchronize()
         start = time.perf_counter()
         call()
         torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    return once
+    return time_call
 
 
 def measure_model(name: str, training: bool) -> list[results.Row]:
@@ -82,19 +84,19 @@ def measure_model(name: str, training: bool) -> list[results.Row]:
     peaks: dict[str, int] = {}
     calls: dict[str, Callable[[], Any]] = {}
     plans: list[MemoryPlanRecord] = []
-    for way in SHOWN:
-        if training and way == "pools":
+    for mode in MODE_NAMES:
+        if training and mode == "pools":
             continue
         module, inputs = memory_models.MODELS[name].make()
         module = module.cuda().train(training)
-        cuda = tuple(value.cuda() for value in inputs)
+        cuda_inputs = tuple(value.cuda() for value in inputs)
         torch._dynamo.reset()
-        with _configured(WAYS[way]) as records, torch.set_grad_enabled(training):
-            run = torch.compile(module, backend=WAYS[way].backend or "eager")
+        with _configure(MODES[mode]) as records, torch.set_grad_enabled(training):
+            run = torch.compile(module, backend=MODES[mode].backend or "eager")
 
-            def call(run: Any = run, cuda: Any = cuda, module: Any = module) -> None:
+            def call(run: Any = run, args: Any = cuda_inputs, module: Any = module) -> None:
                 with torch.set_grad_enabled(training):
-                    output = run(*cuda)
+                    output = run(*args)
                     if training:
                         first = output if isinstance(output, torch.Tensor) else output[0]
                         first.float().square().mean().backward()
@@ -103,59 +105,52 @@ def measure_model(name: str, training: bool) -> list[results.Row]:
             try:
                 call()
             except Exception as error:
-                print(f"{case}, {way}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+                print(f"{case}, {mode}: {type(error).__name__}: {str(error)[:300]}", flush=True)
                 continue
-        if way == "ours":
+        if mode == "ours":
             plans = records
         call()
-        peaks[way] = _peak(call)
-        calls[way] = call
-    times = measure.alternate({way: _timed(call) for way, call in calls.items()}, ROUNDS)
-    samples = {way: measure.summarize(values) for way, values in times.items()}
-    shown = ", ".join(f"{way} {peak / MIB:.3f}" for way, peak in peaks.items())
-    print(f"{case}: {shown} MiB", flush=True)
+        peaks[mode] = _measure_peak(call)
+        calls[mode] = call
+    times = measure.alternate({mode: _make_timer(call) for mode, call in calls.items()}, ROUNDS)
+    samples = {mode: measure.summarize(values) for mode, values in times.items()}
+    text = ", ".join(f"{mode} {peak / MIB:.3f}" for mode, peak in peaks.items())
+    print(f"{case}: {text} MiB", flush=True)
 
-    def row(metric: str, unit: str, way: str, stock: str, note: str) -> results.Row | None:
-        if way not in peaks or stock not in peaks:
+    def make_row(metric: str, unit: str, mode: str, other: str, note: str) -> results.Row | None:
+        if mode not in peaks or other not in peaks:
             return None
         if unit == "MiB":
-            ours, theirs, floor = (peaks[key] / MIB for key in (way, stock, "no reuse"))
+            own, stock, floor = (peaks[key] / MIB for key in (mode, other, "no reuse"))
             spread = None
         else:
-            ours, theirs = samples[way].median * 1e3, samples[stock].median * 1e3
-            floor, spread = None, max(samples[way].spread, samples[stock].spread)
-        return results.Row(
-            case=case,
-            metric=metric,
-            unit=unit,
-            better="lower",
-            ours=ours,
-            stock=theirs,
-            eager=None,
-            floor=floor,
-            spread=spread,
-            note=note,
+            own, stock = (samples[key].median * 1e3 for key in (mode, other))
+            floor, spread = None, max(samples[key].spread for key in (mode, other))
+        return results.make_row(
+            case, metric, unit, ours=own, stock=stock, floor=floor, spread=spread, note=note
         )
 
-    planned = "; ".join(
+    plan_notes = "; ".join(
         f"{p.kind}: {p.strategy}, {p.calls_before} to {p.calls} calls" for p in plans
     )
     rows = [
-        row("peak", "MiB", "ours", "default", f"floor: stock without reuse; {planned}"),
-        row("peak, pools", "MiB", "arenas", "pools", "ours: memory_arenas=always"),
-        row("call", "ms", "ours", "default", "wall time"),
+        make_row("peak", "MiB", "ours", "default", f"floor: stock without reuse; {plan_notes}"),
+        make_row("peak, pools", "MiB", "arenas", "pools", "ours: memory_arenas=always"),
+        make_row("call", "ms", "ours", "default", "wall time"),
     ]
-    return [found for found in rows if found is not None]
+    return [row for row in rows if row is not None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--models", nargs="+", choices=sorted(memory_models.MODELS), default=MODELS)
+    parser.add_argument(
+        "--models", nargs="+", choices=sorted(memory_models.MODELS), default=DEFAULT_MODELS
+    )
     parser.add_argument("--training", action="store_true", help="training steps as well")
-    parser.add_argument("--json-out", metavar="DIR", help="keep the table as a result")
+    parser.add_argument("--json-out", metavar="DIR", help="folder of the result")
     options = parser.parse_args(arguments)
-    header = results.collect_header("memory-gpu", results.command_line())
+    header = results.collect_header("memory-gpu", results.format_command())
     rows: list[results.Row] = []
     for name in options.models:
         for training in (False, True)[: 1 + options.training]:

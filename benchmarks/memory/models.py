@@ -87,10 +87,10 @@ class Attention(nn.Module):
             for layer, y in ((self.query, x), (self.key, memory), (self.value, memory))
         )
         dropout = self.dropout if self.training else 0.0
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=self.causal
         )
-        return self.out(found.transpose(1, 2).flatten(2))
+        return self.out(output.transpose(1, 2).flatten(2))
 
 
 def _feed_forward(width: int, *, approximate: str = "none", dropout: float = 0) -> nn.Sequential:
@@ -256,13 +256,13 @@ class LlamaAttention(nn.Module):
             key = torch.cat([past[0], key], dim=2)
             value = torch.cat([past[1], value], dim=2)
         share = self.heads // self.groups
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             query,
             key.repeat_interleave(share, dim=1),
             value.repeat_interleave(share, dim=1),
             is_causal=past is None,
         )
-        return self.out(found.transpose(1, 2).flatten(2)), (key, value)
+        return self.out(output.transpose(1, 2).flatten(2)), (key, value)
 
 
 class Llama(nn.Module):
@@ -284,9 +284,9 @@ class Llama(nn.Module):
         cache: list[Tensor] = []
         for i, attention in enumerate(self.attention):
             before = (past[2 * i], past[2 * i + 1]) if past else None
-            found, kept = attention(self.norms[2 * i](x), before)
-            cache += kept
-            x = x + found
+            output, keys_and_values = attention(self.norms[2 * i](x), before)
+            cache += keys_and_values
+            x = x + output
             y = self.norms[2 * i + 1](x)
             x = x + self.down[i](F.silu(self.gate[i](y)) * self.up[i](y))
         logits = self.head(self.norms[-1](x))
@@ -717,10 +717,10 @@ class DenseNet(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x = self.stem(image)
         for layers, transition in zip(self.blocks, self.transitions, strict=True):
-            found = [x]
+            features = [x]
             for layer in layers.children():
-                found.append(layer(torch.cat(found, dim=1)))
-            x = transition(torch.cat(found, dim=1))
+                features.append(layer(torch.cat(features, dim=1)))
+            x = transition(torch.cat(features, dim=1))
         return self.head(x.mean((2, 3)))
 
 
@@ -1038,14 +1038,14 @@ class RaggedMlp(nn.Module):
         self.skips = nn.ModuleList(map(nn.Linear, widths, widths[reach:]))
 
     def forward(self, x: Tensor) -> Tensor:
-        found = [x]
+        outputs = [x]
         for i, layer in enumerate(self.layers):
-            y = layer(found[-1])
+            y = layer(outputs[-1])
             back = i + 1 - self.reach
             if back >= 0:
-                y = y + self.skips[back](found[back])
-            found.append(F.gelu(y))
-        return found[-1]
+                y = y + self.skips[back](outputs[back])
+            outputs.append(F.gelu(y))
+        return outputs[-1]
 
 
 @_model("ragged_mlp")
@@ -1098,8 +1098,8 @@ class GraphConvolution(nn.Module):
             y = project(x)
             weight = F.leaky_relu(score(torch.cat([y[source], y[target]], dim=1))).exp()
             total = torch.zeros_like(x[:, :1]).index_add(0, target, weight)
-            found = torch.zeros_like(x).index_add(0, target, weight * y[source])
-            x = x + F.elu(found / (total + 1e-6))
+            weighted = torch.zeros_like(x).index_add(0, target, weight * y[source])
+            x = x + F.elu(weighted / (total + 1e-6))
         return x
 
 
@@ -1134,8 +1134,8 @@ class Vae(nn.Module):
         )
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found = self.encoder(image)
-        mean, spread = self.mean(found), self.spread(found)
+        features = self.encoder(image)
+        mean, spread = self.mean(features), self.spread(features)
         return self.decoder(mean + F.softplus(spread)), mean, spread
 
 

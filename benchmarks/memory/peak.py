@@ -34,7 +34,15 @@ from benchmarks.memory import models as memory_models
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
 
-__all__ = ["WAYS", "Graph", "Way", "measure_model", "table_rows"]
+__all__ = [
+    "MODES",
+    "Graph",
+    "Mode",
+    "find_regressions",
+    "make_rows",
+    "measure_model",
+    "record_allocations",
+]
 
 MIB = 2**20
 
@@ -43,7 +51,7 @@ GRANULE = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class Mode:
     """One mode of sharing memory between buffers."""
 
     backend: str | None
@@ -51,17 +59,17 @@ class Way:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-WAYS = {
-    "eager": Way(None),
-    "default": Way("inductor"),
-    "pools": Way("inductor", {"memory_planning": True, "memory_pool": "intermediates"}),
-    "no reuse": Way("inductor", {"allow_buffer_reuse": False}),
-    "ours": Way("inductor_ext"),
-    "arenas": Way("inductor_ext", {"memory_arenas": "always"}),
+MODES = {
+    "eager": Mode(None),
+    "default": Mode("inductor"),
+    "pools": Mode("inductor", {"memory_planning": True, "memory_pool": "intermediates"}),
+    "no reuse": Mode("inductor", {"allow_buffer_reuse": False}),
+    "ours": Mode("inductor_ext"),
+    "arenas": Mode("inductor_ext", {"memory_arenas": "always"}),
 }
 """By name; Inductor's modes have the backend "inductor"."""
 
-STOCK = tuple(name for name, way in WAYS.items() if way.backend == "inductor")
+INDUCTOR_MODES = tuple(name for name, mode in MODES.items() if mode.backend == "inductor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,18 +127,18 @@ class Graph:
         return f"{self.model} {self.kind}"
 
 
-def allocator_changes(call: Callable[[], object]) -> list[int]:
+def record_allocations(call: Callable[[], object]) -> list[int]:
     """Return allocations (positive) and frees (negative) of `call` in the CPU allocator, in order.
 
     Bytes, rounded up to `GRANULE`.
     """
     return [
         (1 if change > 0 else -1) * (-(-abs(change) // GRANULE) * GRANULE)
-        for change in measure.allocated(call)
+        for change in measure.record_allocations(call)
     ]
 
 
-def _step(module: Any, training: bool) -> Callable[..., Any]:
+def _make_step(module: Any, training: bool) -> Callable[..., Any]:
     """Return the function to compile: the call, or the call with a loss."""
 
     def inference(*inputs: Any) -> Any:
@@ -145,27 +153,29 @@ def _step(module: Any, training: bool) -> Callable[..., Any]:
 
 
 @contextmanager
-def _timed_passes(found: list[float]) -> Iterator[None]:
-    """Append to `found` the CPU seconds of every run of Inductor's memory planning."""
+def _time_planning() -> Iterator[list[float]]:
+    """Collect the CPU seconds of every run of Inductor's memory planning inside the block."""
     from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 
-    def timed(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    seconds: list[float] = []
+
+    def add_timer(method: Callable[[Any], None]) -> Callable[[Any], None]:
         def run(wrapper: Any) -> None:
             start = time.process_time()
             method(wrapper)
-            found.append(time.process_time() - start)
+            seconds.append(time.process_time() - start)
 
         return run
 
     with ExitStack() as stack:
         for name in ("memory_plan", "memory_plan_reuse"):
-            method = timed(getattr(PythonWrapperCodegen, name))
+            method = add_timer(getattr(PythonWrapperCodegen, name))
             stack.enter_context(mock.patch.object(PythonWrapperCodegen, name, method))
-        yield
+        yield seconds
 
 
-def _run_way(
-    model: memory_models.Model, training: bool, way: Way
+def _run_mode(
+    model: memory_models.Model, training: bool, mode: Mode
 ) -> tuple[dict[str, int], list[MemoryPlanRecord], list[float], list[Any]]:
     """Return peaks by graph kind, plans, seconds of Inductor's planning passes, and outputs."""
     import torch
@@ -176,26 +186,25 @@ def _run_way(
     module, inputs = model.make()
     module.train(training)
     state = {name: value.clone() for name, value in module.state_dict().items()}
-    call = _step(module, training)
-    if way.backend is not None:
-        call = torch.compile(call, backend=way.backend, options=dict(way.options), fullgraph=True)
-    kept: list[Any] = []
+    call = _make_step(module, training)
+    if mode.backend is not None:
+        call = torch.compile(call, backend=mode.backend, options=dict(mode.options), fullgraph=True)
+    outputs: list[Any] = []
 
     def forward() -> None:
-        kept.append(call(*inputs))
+        outputs.append(call(*inputs))
 
     def backward() -> None:
-        kept[-1].backward()
+        outputs[-1].backward()
 
-    def again() -> None:
+    def reset() -> None:
         """Restore the state before the first call."""
-        kept.clear()
+        outputs.clear()
         module.load_state_dict(state)
         for parameter in module.parameters():
             parameter.grad = None
         torch.manual_seed(0)
 
-    passes: list[float] = []
     caches = (
         torch._functorch.config.patch(enable_autograd_cache=False),
         # A graph loaded from the cache is not planned.
@@ -204,25 +213,25 @@ def _run_way(
     with ExitStack() as stack:
         for context in (*caches, torch.set_grad_enabled(training)):
             stack.enter_context(context)
-        with events.capture() as records, _timed_passes(passes):
-            again()
+        with events.capture() as records, _time_planning() as passes:
+            reset()
             forward()
             if training:
                 backward()
-        again()
-        changes = allocator_changes(forward)
+        reset()
+        changes = record_allocations(forward)
         if not training:
             peaks = {"inference": measure.peak_of_changes(changes)}
         else:
             peaks = {"forward": measure.peak_of_changes(changes)}
             saved = sum(changes)
-            peaks["backward"] = saved + measure.peak_of_changes(allocator_changes(backward))
+            peaks["backward"] = saved + measure.peak_of_changes(record_allocations(backward))
     plans = [record for record in records if isinstance(record, MemoryPlanRecord)]
-    values = [*kept, *(parameter.grad for parameter in module.parameters() if training)]
+    values = [*outputs, *(parameter.grad for parameter in module.parameters() if training)]
     return peaks, plans, passes, values
 
 
-def _difference(values: object, expected: object) -> float:
+def _compute_difference(values: object, expected: object) -> float:
     """Return the largest difference of corresponding tensors, relative to the largest value."""
     import torch
     from torch.utils._pytree import tree_leaves
@@ -231,8 +240,8 @@ def _difference(values: object, expected: object) -> float:
     for value, right in zip(tree_leaves(values), tree_leaves(expected), strict=True):
         if isinstance(right, torch.Tensor) and right.numel():
             scale = right.detach().double().abs().max().clamp(min=1e-30)
-            found = float((value - right).detach().double().abs().max() / scale)
-            worst = max(worst, found if found == found else float("inf"))
+            difference = float((value - right).detach().double().abs().max() / scale)
+            worst = max(worst, difference if difference == difference else float("inf"))
     return worst
 
 
@@ -241,47 +250,47 @@ TOLERANCE = 1e-4
 order that depends on the threads."""
 
 
-def measure_model(name: str, training: bool, ways: Sequence[str] = tuple(WAYS)) -> list[Graph]:
-    """Compile and measure one model in all modes of `ways`.
+def measure_model(name: str, training: bool, modes: Sequence[str] = tuple(MODES)) -> list[Graph]:
+    """Compile and measure one model in all modes of `modes`.
 
     Args:
         name: name of an entry of `memory.models.MODELS`.
         training: whether to measure the training step instead of inference.
-        ways: names of `WAYS`; values are compared with those of "no reuse".
+        modes: names of `MODES`; values are compared with those of "no reuse".
     """
     model = memory_models.MODELS[name]
     if training:
         # Inductor ignores pools for training, which a test checks.
-        ways = [way for way in ways if way != "pools"]
+        modes = [mode for mode in modes if mode != "pools"]
     kinds = ("forward", "backward") if training else ("inference",)
     graphs = {kind: Graph(name, kind) for kind in kinds}
     expected = None
-    for way in sorted(ways, key=lambda way: way != "no reuse"):
+    for mode in sorted(modes, key=lambda mode: mode != "no reuse"):
         try:
-            peaks, plans, passes, values = _run_way(model, training, WAYS[way])
+            peaks, plans, passes, values = _run_mode(model, training, MODES[mode])
         except Exception as error:
             line = f"{type(error).__name__}: {str(error).strip().splitlines()[:1]}"
             for graph in graphs.values():
-                graph.failures[way] = line
+                graph.failures[mode] = line
             continue
-        if way == "no reuse":
+        if mode == "no reuse":
             expected = values
-        elif way != "eager" and expected is not None:
-            difference = _difference(values, expected)
+        elif mode != "eager" and expected is not None:
+            difference = _compute_difference(values, expected)
             if not difference <= TOLERANCE:
                 for graph in graphs.values():
-                    graph.failures[way] = f"values are off by {difference:.1e}"
+                    graph.failures[mode] = f"values are off by {difference:.1e}"
         for index, (kind, graph) in enumerate(graphs.items()):
-            graph.peaks[way] = peaks[kind]
+            graph.peaks[mode] = peaks[kind]
             if len(passes) == len(graphs):
-                graph.planning[way] = passes[index]
+                graph.planning[mode] = passes[index]
             for record in plans:
                 if record.kind == kind:
-                    graph.plans[way] = Plan.of(record)
+                    graph.plans[mode] = Plan.of(record)
     return list(graphs.values())
 
 
-def _alone(name: str, training: bool) -> list[Graph]:
+def _measure_in_process(name: str, training: bool) -> list[Graph]:
     """Run `measure_model` in its own process, to isolate crashes and leaks."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -291,164 +300,146 @@ def _alone(name: str, training: bool) -> list[Graph]:
 # --- the table ----------------------------------------------------------------------------------
 
 
-def _row(
-    case: str,
-    metric: str,
-    unit: str,
-    ours: float | None,
-    stock: float | None,
-    *,
-    eager: float | None = None,
-    floor: float | None = None,
-    note: str | None = None,
-) -> results.Row:
-    return {
-        "case": case,
-        "metric": metric,
-        "unit": unit,
-        "better": "lower",
-        "ours": ours,
-        "stock": stock,
-        "eager": eager,
-        "floor": floor,
-        "spread": None,
-        "note": note,
-    }
-
-
-def table_rows(graphs: Sequence[Graph]) -> list[results.Row]:
+def make_rows(graphs: Sequence[Graph]) -> list[results.Row]:
     """Return the rows of the results: a summary over all graphs, then every graph."""
-    return [*_summary(graphs), *itertools.chain.from_iterable(map(_rows, graphs))]
+    return [*_summarize(graphs), *itertools.chain.from_iterable(map(_make_graph_rows, graphs))]
 
 
-def _rows(graph: Graph) -> Iterator[results.Row]:
-    def mib(way: str) -> float | None:
-        return graph.peaks[way] / MIB if way in graph.peaks else None
+def _make_graph_rows(graph: Graph) -> Iterator[results.Row]:
+    def mib(mode: str) -> float | None:
+        return graph.peaks[mode] / MIB if mode in graph.peaks else None
 
     plan = graph.plans.get("ours")
     note = "stock: default reuse; floor: no reuse, the schedule's own peak"
     if plan is not None and plan.reordered_from is not None:
         note += "; ours has another order of kernels"
-    yield _row(
+    yield results.make_row(
         graph.case,
         "runtime peak",
         "MiB",
-        mib("ours"),
-        mib("default"),
+        ours=mib("ours"),
+        stock=mib("default"),
         eager=mib("eager"),
         floor=mib("no reuse"),
         note=note,
     )
     if mib("arenas") is not None or mib("pools") is not None:
-        yield _row(
+        yield results.make_row(
             graph.case,
             "runtime peak, pools",
             "MiB",
-            mib("arenas"),
-            mib("pools"),
+            ours=mib("arenas"),
+            stock=mib("pools"),
             floor=mib("no reuse"),
             note="ours: memory_arenas=always; stock: memory_planning, for inference alone",
         )
     if plan is None:
         return
-    yield _row(
+    yield results.make_row(
         graph.case,
         "plan over lower bound",
         "1",
-        plan.peak / plan.lower_bound,
-        plan.peak_before / plan.lower_bound,
+        ours=plan.peak / plan.lower_bound,
+        stock=plan.peak_before / plan.lower_bound,
         floor=1.0,
         note=f"{plan.storages} storages, {len(plan.arenas)} arenas, strategy {plan.strategy}",
     )
     always = graph.plans.get("arenas")
     if always is not None and always.arenas:
         size, _ = max(always.arenas)
-        yield _row(
+        yield results.make_row(
             graph.case,
             "arena over lower bound",
             "1",
-            max(size / max(bound, 1) for size, bound in always.arenas),
-            None,
+            ours=max(size / max(bound, 1) for size, bound in always.arenas),
             floor=1.0,
             note=f"memory_arenas=always; the worst of {len(always.arenas)}, the largest "
             f"{size / MIB:.2f} MiB",
         )
-    yield _row(graph.case, "allocator calls", "1", plan.calls, plan.calls_before)
-    yield _row(
+    yield results.make_row(
+        graph.case, "allocator calls", "1", ours=plan.calls, stock=plan.calls_before
+    )
+    yield results.make_row(
         graph.case,
         "planning",
         "ms",
-        plan.seconds * 1e3,
-        graph.planning["pools"] * 1e3 if "pools" in graph.planning else None,
+        ours=plan.seconds * 1e3,
+        stock=graph.planning["pools"] * 1e3 if "pools" in graph.planning else None,
         note="CPU time; stock: memory_planning where it plans, else its reuse",
     )
     if "ours" in graph.peaks:
-        yield _row(
+        yield results.make_row(
             graph.case,
             "predicted over measured peak",
             "1",
-            plan.peak / graph.peaks["ours"],
-            None,
+            ours=plan.peak / graph.peaks["ours"],
             floor=1.0,
         )
 
 
-def _summary(graphs: Sequence[Graph]) -> Iterator[results.Row]:
-    for metric, way, stock in (
+def _summarize(graphs: Sequence[Graph]) -> Iterator[results.Row]:
+    for metric, mode, inductor_mode in (
         ("runtime peak over no reuse", "ours", "default"),
         ("runtime peak over no reuse, pools", "arenas", "pools"),
     ):
-        of_way = {
+        ratios_by_mode = {
             name: [g.peaks[name] / g.peaks["no reuse"] for g in graphs if name in g.peaks]
-            for name in (way, stock)
+            for name in (mode, inductor_mode)
         }
-        if not all(of_way.values()):
+        if not all(ratios_by_mode.values()):
             continue
-        note = f"{len(of_way[way])} graphs"
+        note = f"{len(ratios_by_mode[mode])} graphs"
         for label, reduce in (("geometric mean", statistics.geometric_mean), ("worst", max)):
-            values: Callable[[list[float]], float] = reduce
-            ours, theirs = values(of_way[way]), values(of_way[stock])
-            yield _row(f"all, {label}", metric, "1", ours, theirs, floor=1.0, note=note)
+            combine: Callable[[list[float]], float] = reduce
+            yield results.make_row(
+                f"all, {label}",
+                metric,
+                "1",
+                ours=combine(ratios_by_mode[mode]),
+                stock=combine(ratios_by_mode[inductor_mode]),
+                floor=1.0,
+                note=note,
+            )
     plans = [graph.plans["ours"] for graph in graphs if "ours" in graph.plans]
     if plans:
         ratios = [plan.peak / plan.lower_bound for plan in plans]
         before = [plan.peak_before / plan.lower_bound for plan in plans]
         note = f"{sum(ratio == 1 for ratio in ratios)} of {len(ratios)} graphs exactly at the bound"
-        yield _row(
+        yield results.make_row(
             "all, worst",
             "plan over lower bound",
             "1",
-            max(ratios),
-            max(before),
+            ours=max(ratios),
+            stock=max(before),
             floor=1.0,
             note=note,
         )
-        yield _row(
+        yield results.make_row(
             "all, sum",
             "allocator calls",
             "1",
-            sum(plan.calls for plan in plans),
-            sum(plan.calls_before for plan in plans),
+            ours=sum(plan.calls for plan in plans),
+            stock=sum(plan.calls_before for plan in plans),
         )
 
 
-def regressions(graphs: Sequence[Graph]) -> list[str]:
+def find_regressions(graphs: Sequence[Graph]) -> list[str]:
     """Return regressions: a peak above Inductor's lowest, or a failure of the extension."""
-    found = []
+    regressions = []
     for graph in graphs:
-        for way in ("ours", "arenas"):
-            if way in graph.failures:
-                found.append(f"{graph.case}, {way}: {graph.failures[way]}")
-        stock = [graph.peaks[way] for way in STOCK if way in graph.peaks]
-        if stock and graph.peaks.get("ours", 0) > min(stock):
-            excess = graph.peaks["ours"] - min(stock)
-            found.append(f"{graph.case}: {excess:,} bytes above the lowest of stock's")
-    return found
+        for mode in ("ours", "arenas"):
+            if mode in graph.failures:
+                regressions.append(f"{graph.case}, {mode}: {graph.failures[mode]}")
+        inductor_peaks = [graph.peaks[mode] for mode in INDUCTOR_MODES if mode in graph.peaks]
+        if inductor_peaks and graph.peaks.get("ours", 0) > min(inductor_peaks):
+            excess = graph.peaks["ours"] - min(inductor_peaks)
+            regressions.append(f"{graph.case}: {excess:,} bytes above Inductor's lowest peak")
+    return regressions
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few models that differ much")
+    parser.add_argument("--quick", action="store_true", help="a few models that cover most cases")
     parser.add_argument(
         "--models", nargs="+", choices=sorted(memory_models.MODELS), metavar="NAME", default=None
     )
@@ -457,11 +448,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         default=1,
         metavar="N",
-        help="models measured at a time; bytes stay bytes",
+        help="models measured at the same time; memory is not affected",
     )
-    parser.add_argument(
-        "--json-out", metavar="DIR", help="keep the table as a result in this folder"
-    )
+    parser.add_argument("--json-out", metavar="DIR", help="folder of the result")
     options = parser.parse_args(arguments)
     if options.models is None:
         options.models = memory_models.QUICK if options.quick else tuple(memory_models.MODELS)
@@ -474,7 +463,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Silences the profiler's own log lines.
     os.environ["KINETO_LOG_LEVEL"] = "99"
     header = results.collect_header(
-        "memory-peak", results.command_line(), results.hardware_slug("cpu")
+        "memory-peak", results.format_command(), results.name_hardware("cpu")
     )
     begin = time.perf_counter()
     graphs: list[Graph] = []
@@ -485,23 +474,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if memory_models.MODELS[name].training or not training
     ]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(_alone, *zip(*work, strict=True)):
-            graphs += found
-            for graph in found:
-                peaks = ", ".join(f"{way} {peak / MIB:.2f}" for way, peak in graph.peaks.items())
+        for model_graphs in pool.map(_measure_in_process, *zip(*work, strict=True)):
+            graphs += model_graphs
+            for graph in model_graphs:
+                peaks = ", ".join(f"{mode} {peak / MIB:.2f}" for mode, peak in graph.peaks.items())
                 print(f"[{time.perf_counter() - begin:5.0f} s] {graph.case}: {peaks} MiB")
-                for way, failure in graph.failures.items():
-                    print(f"         {way}: {failure}")
+                for mode, failure in graph.failures.items():
+                    print(f"         {mode}: {failure}")
             sys.stdout.flush()
-            document: results.Document = {**header, "rows": table_rows(graphs)}
+            document: results.Document = {**header, "rows": make_rows(graphs)}
             if options.json_out:
                 # Write after every model, so that an interrupted run keeps its measurements.
                 results.write(options.json_out, document)
     print(f"\n{results.render_table(document)}")
-    failed = regressions(graphs)
-    for line in failed:
+    regressions = find_regressions(graphs)
+    for line in regressions:
         print(line, file=sys.stderr)
-    return 1 if failed else 0
+    return 1 if regressions else 0
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@
 
 Public instances are planned with the default number of iterations and with `LARGE`; synthetic
 problems of three sizes with the default only. Times are CPU seconds of this single thread, since
-planning never waits. The floor of the peak is the lower bound, which cannot be reached in every
-problem.
+planning never waits. The lower bound cannot be reached in every problem.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from inductor_ext.memory.planner import csv_io
 from inductor_ext.memory.planner.interval import Interval
 from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
 
-__all__ = ["LARGE", "main", "training_graph"]
+__all__ = ["LARGE", "generate_training_graph", "main"]
 
 LARGE = 40_000
 """Number of iterations for which the dense public instances take about ten seconds on one core."""
@@ -30,7 +29,7 @@ SIZES = (200, 2_000, 20_000)
 ROUNDS = 3
 
 
-def training_graph(count: int, seed: int, *, few_sizes: bool) -> list[Interval]:
+def generate_training_graph(count: int, seed: int, *, few_sizes: bool) -> list[Interval]:
     """Generate a synthetic problem with the live ranges of a training step.
 
     A quarter of the buffers in the first half (the forward) is saved until the matching step of the
@@ -60,7 +59,7 @@ def training_graph(count: int, seed: int, *, few_sizes: bool) -> list[Interval]:
     return problem
 
 
-def _rows(case: str, problem: Sequence[Interval], iterations: int) -> Iterator[results.Row]:
+def _make_rows(case: str, problem: Sequence[Interval], iterations: int) -> Iterator[results.Row]:
     seconds = []
     for _ in range(ROUNDS if iterations == DEFAULT_ITERATIONS else 1):
         begin = time.process_time()
@@ -75,19 +74,10 @@ def _rows(case: str, problem: Sequence[Interval], iterations: int) -> Iterator[r
         ("peak / lower bound", "1", plan.ratio, 1.0, None),
         ("cpu time", "s", sample.median, None, sample.spread if len(seconds) > 1 else None),
     ]
-    for metric, unit, ours, floor, spread in values:
-        yield {
-            "case": case,
-            "metric": metric,
-            "unit": unit,
-            "better": "lower",
-            "ours": ours,
-            "stock": None,
-            "eager": None,
-            "floor": floor,
-            "spread": spread,
-            "note": note,
-        }
+    for metric, unit, value, floor, spread in values:
+        yield results.make_row(
+            case, metric, unit, ours=value, floor=floor, spread=spread, note=note
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,23 +91,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="folder of CSV problems",
     )
     parser.add_argument("--json-out", default="benchmarks/results", help="folder of the result")
-    given = parser.parse_args(arguments)
-    header = results.collect_header("planner", results.command_line(), results.hardware_slug("cpu"))
+    options = parser.parse_args(arguments)
+    header = results.collect_header(
+        "planner", results.format_command(), results.name_hardware("cpu")
+    )
     rows: list[results.Row] = []
     problem: Sequence[Interval]
-    for path in sorted(given.instances.glob("*.csv")):
+    for path in sorted(options.instances.glob("*.csv")):
         problem = csv_io.read(path).intervals
-        rows += _rows(path.stem, problem, DEFAULT_ITERATIONS)
+        rows += _make_rows(path.stem, problem, DEFAULT_ITERATIONS)
         if rows[-2]["ours"] != 1.0:
-            rows += _rows(f"{path.stem}, long", problem, LARGE)
+            rows += _make_rows(f"{path.stem}, long", problem, LARGE)
     for count in SIZES:
         for few_sizes in (True, False):
             kind = "few sizes" if few_sizes else "any sizes"
-            problem = training_graph(count, 0, few_sizes=few_sizes)
-            rows += _rows(f"training {count}, {kind}", problem, DEFAULT_ITERATIONS)
+            problem = generate_training_graph(count, 0, few_sizes=few_sizes)
+            rows += _make_rows(f"training {count}, {kind}", problem, DEFAULT_ITERATIONS)
     document: results.Document = {**header, "rows": rows}
     print(results.render_table(document))
-    print(results.write(given.json_out, document))
+    print(results.write(options.json_out, document))
     return 0
 
 

@@ -2,8 +2,8 @@
 
 Every graph (inference, and the forward and backward of a training step) is scheduled by Inductor.
 The peaks in Inductor's order and in the extension's order are those of the schedule, before buffers
-are reused, counted as in the generated code (see `inductor_ext.memory.reorder_kernels`). The floor
-is a lower bound over all orders. The search's CPU time is compared with that of the whole compile.
+are reused, counted as in the generated code (see `inductor_ext.memory.reorder_kernels`). The lower
+bound is over all orders. The search's CPU time is compared with that of the whole compile.
 C++ kernels are replaced by empty ones and not compiled, since only the order matters.
 
     python -m benchmarks.memory.reorder [--models NAME ...] [--json-out DIR]
@@ -25,7 +25,7 @@ from benchmarks.harness import results
 from benchmarks.memory import models as memory_models
 from inductor_ext.memory import reorder_kernels
 
-__all__ = ["Graph", "rows", "schedule"]
+__all__ = ["Graph", "compile_graphs", "make_rows"]
 
 MIB = 2**20
 
@@ -34,31 +34,31 @@ Graph = tuple[str, reorder_kernels.Reordering, float]
 
 
 @contextmanager
-def _noted() -> Iterator[list[reorder_kernels.Reordering]]:
+def _record_reorderings() -> Iterator[list[reorder_kernels.Reordering]]:
     """Collect the reorderings of all graphs compiled inside, with kernels that do nothing."""
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.virtualized import V
 
-    found: list[reorder_kernels.Reordering] = []
+    reorderings: list[reorder_kernels.Reordering] = []
     improve = reorder_kernels.improve
 
-    def note(*args: Any) -> Any:
+    def improve_and_record(*args: Any) -> Any:
         order = improve(*args)
-        outcome = reorder_kernels.reordering(V.graph)
-        if outcome is not None:
-            found.append(outcome)
+        reordering = reorder_kernels.reordering(V.graph)
+        if reordering is not None:
+            reorderings.append(reordering)
         return order
 
     with (
-        mock.patch.object(reorder_kernels, "improve", note),
+        mock.patch.object(reorder_kernels, "improve", improve_and_record),
         mock.patch.object(AsyncCompile, "cpp_pybinding", return_value=lambda *_tensors: None),
         config.patch(force_disable_caches=True, size_asserts=False),
     ):
-        yield found
+        yield reorderings
 
 
-def schedule(name: str) -> list[Graph]:
+def compile_graphs(name: str) -> list[Graph]:
     """Compile a model's graphs; with graph breaks, several graphs of one kind are numbered."""
     import torch
 
@@ -66,69 +66,62 @@ def schedule(name: str) -> list[Graph]:
     module, inputs = model.make()
     graphs: list[Graph] = []
 
-    def add(kind: str, found: Sequence[reorder_kernels.Reordering], start: float) -> None:
+    def add(kind: str, reorderings: Sequence[reorder_kernels.Reordering], start: float) -> None:
         seconds = time.process_time() - start
-        for number, outcome in enumerate(found):
-            graphs.append((kind if number == 0 else f"{kind} {number}", outcome, seconds))
+        for number, reordering in enumerate(reorderings):
+            graphs.append((kind if number == 0 else f"{kind} {number}", reordering, seconds))
 
     torch._dynamo.reset()
-    with _noted() as found, torch.no_grad():
+    with _record_reorderings() as reorderings, torch.no_grad():
         start = time.process_time()
         torch.compile(module, backend="inductor_ext")(*inputs)
-    add("inference", found, start)
+    add("inference", reorderings, start)
     if not model.training:
         return graphs
     torch._dynamo.reset()
-    with _noted() as found:
+    with _record_reorderings() as reorderings:
         start = time.process_time()
         output = torch.compile(module.train(), backend="inductor_ext")(*inputs)
-    add("forward", found, start)
-    with _noted() as found:
+    add("forward", reorderings, start)
+    with _record_reorderings() as reorderings:
         start = time.process_time()
         leaves = torch.utils._pytree.tree_leaves(output)
         sum(leaf.sum() for leaf in leaves if leaf.requires_grad).backward()
-    add("backward", found, start)
+    add("backward", reorderings, start)
     return graphs
 
 
-def rows(name: str, graphs: Sequence[Graph]) -> list[results.Row]:
+def make_rows(name: str, graphs: Sequence[Graph]) -> list[results.Row]:
     """Return, for one model, the peak of every graph, and the CPU time of search and compile."""
     table: list[results.Row] = []
-    for kind, outcome, _ in graphs:
-        if not outcome.peak_before:
+    for kind, reordering, _ in graphs:
+        if not reordering.peak_before:
             continue  # not reordered
+        reason = f"; {reordering.why}" if reordering.why else ""
         table.append(
-            {
-                "case": f"{name}, {kind}",
-                "metric": "peak of the schedule",
-                "unit": "MiB",
-                "better": "lower",
-                "ours": outcome.peak / MIB,
-                "stock": outcome.peak_before / MIB,
-                "eager": None,
-                "floor": outcome.lower_bound / MIB,
-                "spread": None,
-                "note": f"{outcome.steps} steps" + (f"; {outcome.why}" if outcome.why else ""),
-            }
+            results.make_row(
+                f"{name}, {kind}",
+                "peak of the schedule",
+                "MiB",
+                ours=reordering.peak / MIB,
+                stock=reordering.peak_before / MIB,
+                floor=reordering.lower_bound / MIB,
+                note=f"{reordering.steps} steps{reason}",
+            )
         )
     table.append(
-        {
-            "case": name,
-            "metric": "CPU time of ordering, of all its graphs",
-            "unit": "s",
-            "better": "lower",
-            "ours": sum(outcome.seconds for _, outcome, _ in graphs),
-            "stock": None,
-            "eager": None,
-            "floor": None,
-            "spread": None,
-            "note": f"of {_compile_seconds(graphs):.1f} s of compiling without C++ kernels",
-        }
+        results.make_row(
+            name,
+            "CPU time of ordering, of all its graphs",
+            "s",
+            ours=sum(reordering.seconds for _, reordering, _ in graphs),
+            note=f"of {_sum_compile_seconds(graphs):.1f} s of compiling without C++ kernels",
+        )
     )
     return table
 
 
-def _compile_seconds(graphs: Sequence[Graph]) -> float:
+def _sum_compile_seconds(graphs: Sequence[Graph]) -> float:
     return sum({kind.split()[0]: seconds for kind, _, seconds in graphs}.values())
 
 
@@ -141,26 +134,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json-out", type=Path, metavar="DIR")
     args = parser.parse_args(argv)
     header = results.collect_header(
-        "kernel-order", results.command_line(), results.hardware_slug("cpu")
+        "kernel-order", results.format_command(), results.name_hardware("cpu")
     )
     table: list[results.Row] = []
     ratios: list[float] = []
     failed = 0
     for name in args.models:
         try:
-            graphs = schedule(name)
+            graphs = compile_graphs(name)
         except Exception as error:  # some models cannot run on data that no kernel computed
             print(f"{name}: {type(error).__name__}: {error}")
             failed += 1
             continue
-        for kind, outcome, _ in graphs:
-            if outcome.peak_before:
-                ratios.append(outcome.peak / outcome.peak_before)
-            print(f"{name}, {kind}: {outcome}", flush=True)
-        table += rows(name, graphs)
+        for kind, reordering, _ in graphs:
+            if reordering.peak_before:
+                ratios.append(reordering.peak / reordering.peak_before)
+            print(f"{name}, {kind}: {reordering}", flush=True)
+        table += make_rows(name, graphs)
     document: results.Document = {**header, "rows": table}
     print(results.render_table(document))
-    print(f"geometric mean of ours / stock: {statistics.geometric_mean(ratios):.4f}")
+    print(
+        f"geometric mean of extension / Inductor (default): {statistics.geometric_mean(ratios):.4f}"
+    )
     if args.json_out is not None:
         results.write(args.json_out, document)
     return int(failed == len(args.models))

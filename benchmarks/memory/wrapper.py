@@ -19,44 +19,44 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.harness import measure, results
-from benchmarks.memory.peak import WAYS
+from benchmarks.memory.peak import MODES
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
 
 __all__ = ["GRAPHS", "main", "measure_graph"]
 
-ROWS = 24
+M = 24
 
 GRAPHS: dict[str, tuple[int, ...]] = {"one width": (24,), "four widths": (19, 23, 29, 31)}
-"""N of the matmuls, in turn."""
+"""N of the matmuls, repeated in this order."""
 
 CALLS = 100
 """Number of calls that one sample averages."""
 
-PER_BUFFER = "difference to stock without reuse, divided by the buffers"
+PER_BUFFER = "difference to Inductor without reuse, divided by the buffers"
 
 
-def chain(steps: int, x: Any, *weights: Any) -> Any:
-    """Compute `steps` matmuls with the weights in turn; return the last result."""
+def compute_chain(steps: int, x: Any, *weights: Any) -> Any:
+    """Compute `steps` matmuls, repeating the weights in order; return the last result."""
     import torch
 
-    found = [x]
+    outputs = [x]
     for step in range(steps):
         weight = weights[step % len(weights)]
-        earlier = found[step - 3] if step >= 3 else None
+        earlier = outputs[step - 3] if step >= 3 else None
         # The result of four steps earlier has the same width as this one.
         if earlier is not None and earlier.shape[1] == weight.shape[1]:
-            found.append(torch.addmm(earlier, found[-1], weight))
+            outputs.append(torch.addmm(earlier, outputs[-1], weight))
         else:
-            found.append(found[-1] @ weight)
-    return found[-1]
+            outputs.append(outputs[-1] @ weight)
+    return outputs[-1]
 
 
 def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, Any]:
     """Measure the microseconds of one call by mode, and collect the plans of the extension.
 
     Args:
-        widths: N of the matmuls, in turn.
+        widths: N of the matmuls, repeated in this order.
         steps: matmuls in the chain.
         rounds: samples per mode, taken in alternation.
 
@@ -70,7 +70,7 @@ def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, A
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     make = functools.partial(torch.randn, generator=generator)
-    x = make(ROWS, widths[-1]) / ROWS
+    x = make(M, widths[-1]) / M
     weights = [
         make(before, after) / before
         for before, after in zip((widths[-1], *widths), widths, strict=False)
@@ -81,21 +81,21 @@ def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, A
         torch._functorch.config.patch(enable_autograd_cache=False),
         torch._inductor.config.patch(fx_graph_cache=False),
     )
-    for name, way in WAYS.items():
-        if way.backend is None:
+    for name, mode in MODES.items():
+        if mode.backend is None:
             continue
         torch._dynamo.reset()
         # A separate function per mode; otherwise dynamo would reuse the code of the first mode.
-        function = functools.partial(chain, steps)
+        function = functools.partial(compute_chain, steps)
         compiled = torch.compile(
             lambda *inputs, function=function: function(*inputs),
-            backend=way.backend,
-            options=dict(way.options),
+            backend=mode.backend,
+            options=dict(mode.options),
             fullgraph=True,
         )
         with torch.no_grad(), uncached[0], uncached[1], events.capture() as records:
-            found = compiled(x, *weights)
-        torch.testing.assert_close(found, function(x, *weights))
+            output = compiled(x, *weights)
+        torch.testing.assert_close(output, function(x, *weights))
         for record in records:
             if isinstance(record, MemoryPlanRecord):
                 plans[name] = record
@@ -112,55 +112,56 @@ def measure_graph(widths: Sequence[int], steps: int, rounds: int) -> dict[str, A
     for timer in timers.values():
         timer()
     values = measure.alternate(timers, rounds)
-    samples = {name: measure.summarize(found) for name, found in values.items()}
+    samples = {name: measure.summarize(sequence) for name, sequence in values.items()}
     return {"samples": samples, "plans": plans}
 
 
-def table_rows(case: str, steps: int, found: dict[str, Any]) -> list[results.Row]:
-    """Return the result rows of one graph."""
-    samples, plans = found["samples"], found["plans"]
+def make_rows(case: str, steps: int, measurements: dict[str, Any]) -> list[results.Row]:
+    """Return the result rows of one graph.
+
+    Args:
+        case: the name of the graph.
+        steps: matmuls in the chain.
+        measurements: see `measure_graph`.
+    """
+    samples, plans = measurements["samples"], measurements["plans"]
     rows: list[results.Row] = []
-    for metric, ours, stock in (("call", "ours", "default"), ("call, pools", "arenas", "pools")):
-        plan = plans[ours]
+    for metric, mode, other in (("call", "ours", "default"), ("call, pools", "arenas", "pools")):
+        plan = plans[mode]
         storages = sum(storage.arena is not None for storage in plan.storages)
         note = f"{storages} of {len(plan.storages)} storages in {len(plan.arenas)} arenas"
-        spread = max(samples[name].spread for name in (ours, stock, "no reuse"))
+        spread = max(samples[name].spread for name in (mode, other, "no reuse"))
         plain = samples["no reuse"].median
-        row: results.Row = {
-            "case": case,
-            "metric": metric,
-            "unit": "us",
-            "better": "lower",
-            "ours": samples[ours].median,
-            "stock": samples[stock].median,
-            "eager": None,
-            "floor": None,
-            "spread": spread,
-            "note": f"{note}; stock without reuse: {plain:.1f} us",
-        }
-        rows.append(row)
-        over = {name: (samples[name].median - plain) / steps for name in (ours, stock)}
         rows.append(
-            {
-                **row,
-                "metric": f"{metric}, per buffer over a plain allocation",
-                "ours": over[ours],
-                # A ratio of two differences would be meaningless.
-                "stock": None,
-                "spread": None,
-                "note": f"{PER_BUFFER}; that of stock's other way is {over[stock]:.2f} us",
-            }
+            results.make_row(
+                case,
+                metric,
+                "us",
+                ours=samples[mode].median,
+                stock=samples[other].median,
+                spread=spread,
+                note=f"{note}; stock without reuse: {plain:.1f} us",
+            )
+        )
+        extra = {name: (samples[name].median - plain) / steps for name in (mode, other)}
+        rows.append(
+            results.make_row(
+                case,
+                f"{metric}, per buffer over a plain allocation",
+                "us",
+                # Without `stock`: a ratio of two differences would be meaningless.
+                ours=extra[mode],
+                note=f"{PER_BUFFER}; with Inductor's {other!r} mode it is {extra[other]:.2f} us",
+            )
         )
     return rows
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--steps", type=int, default=64, metavar="N", help="products in a chain")
-    parser.add_argument("--rounds", type=int, default=41, metavar="N", help="samples of each way")
-    parser.add_argument(
-        "--json-out", metavar="DIR", help="keep the table as a result in this folder"
-    )
+    parser.add_argument("--steps", type=int, default=64, metavar="N", help="matmuls in the chain")
+    parser.add_argument("--rounds", type=int, default=41, metavar="N", help="samples per mode")
+    parser.add_argument("--json-out", metavar="DIR", help="folder of the result")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.rounds < 1:
         parser.error("--steps and --rounds must be at least 1")
@@ -171,12 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     options = _parse(arguments)
     header = results.collect_header(
-        "memory-wrapper", results.command_line(), results.hardware_slug("cpu")
+        "memory-wrapper", results.format_command(), results.name_hardware("cpu")
     )
     rows: list[results.Row] = []
     for case, widths in GRAPHS.items():
-        found = measure_graph(widths, options.steps, options.rounds)
-        rows += table_rows(f"{options.steps} products, {case}", options.steps, found)
+        measurements = measure_graph(widths, options.steps, options.rounds)
+        rows += make_rows(f"{options.steps} products, {case}", options.steps, measurements)
     document: results.Document = {**header, "rows": rows}
     print(results.render_table(document))
     if options.json_out:

@@ -1,4 +1,4 @@
-"""The benchmark of AOT artifacts: what it counts, and how it names what it counted."""
+"""The benchmark of AOT packages: what it counts, and its rows."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def spin(seconds: float) -> str:
     return f"import time\nwhile time.process_time() < {seconds}: pass"
 
 
-def test_cpu_seconds_count_processes_that_ended_and_that_live() -> None:
-    before = aoti_child.cpu_seconds()
+def test_cpu_seconds_include_finished_and_running_children() -> None:
+    before = aoti_child.read_cpu_seconds()
     subprocess.run([sys.executable, "-c", spin(0.3)], check=True)
-    ended = aoti_child.cpu_seconds()
+    ended = aoti_child.read_cpu_seconds()
     assert 0.3 <= ended - before < 1
     code = spin(0.3) + "\nprint('spun', flush=True)\ninput()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as living:
         assert living.stdout is not None
         assert living.stdout.readline() == b"spun\n"
-        assert 0.25 <= aoti_child.cpu_seconds() - ended < 1
+        assert 0.25 <= aoti_child.read_cpu_seconds() - ended < 1
         living.communicate(b"\n")
 
 
@@ -49,38 +49,38 @@ def test_cpu_seconds_count_processes_that_ended_and_that_live() -> None:
         ("/c/ab/cabcdef.cpp -shared -o y.so", "probing and the rest"),
     ],
 )
-def test_a_compilers_call_is_counted_where_it_belongs(command: str, part: str) -> None:
-    assert part in aoti.PARTS
-    assert aoti._part(command.split()) == part
+def test_compiler_calls_are_classified(command: str, part: str) -> None:
+    assert part in aoti.PURPOSES
+    assert aoti.classify_command(command.split()) == part
 
 
-def test_the_compiler_is_timed_and_does_what_it_does(tmp_path: Path) -> None:
-    bench = aoti.Bench(tmp_path)
+def test_compiler_wrapper_logs_seconds_and_compiles(tmp_path: Path) -> None:
+    workspace = aoti.Workspace(tmp_path)
     source = tmp_path / "wrapper.cpp"
     source.write_text("int main() { return 3; }")
     run = subprocess.run(
-        ["g++", str(source), "-o", str(tmp_path / "program")], env=bench._environment
+        ["g++", str(source), "-o", str(tmp_path / "program")], env=workspace.environment
     )
     assert run.returncode == 0
     assert subprocess.run([str(tmp_path / "program")]).returncode == 3
     source.write_text("no program")
-    run = subprocess.run(["g++", str(source)], env=bench._environment, capture_output=True)
+    run = subprocess.run(["g++", str(source)], env=workspace.environment, capture_output=True)
     assert run.returncode != 0
     assert b"error" in run.stderr
-    lines = [path.read_text().split() for path in bench.log.iterdir()]
+    lines = [path.read_text().split() for path in workspace.log.iterdir()]
     assert len(lines) == 2
     for user, system, *command in lines:
         assert float(user) + float(system) > 0
-        assert aoti._part(command) == "wrapper"
+        assert aoti.classify_command(command) == "wrapper"
 
 
-def test_rows_have_units_medians_and_follow_the_schema() -> None:
-    taken: aoti.Taken = defaultdict(lambda: defaultdict(list))
-    taken["compile, cold"] |= {"ours": [1.0, 3.0, 2.0], "stock": [9.0, 9.0, 9.0]}
-    taken["compile, cold, C++ of kernels"] |= {"ours": [0.0], "stock": [0.0]}
-    taken["compile, memory"] |= {"ours": [4.0 * aoti.MIB], "stock": [8.0 * aoti.MIB]}
-    taken["call from Python"] |= {"ours": [4e-6], "stock": [4e-5], "eager": [2e-5]}
-    rows = list(aoti._rows("mlp", taken, 2.0 * aoti.MIB))
+def test_rows_have_medians_and_units() -> None:
+    samples: aoti.Samples = defaultdict(lambda: defaultdict(list))
+    samples["compile, cold"] |= {"ours": [1.0, 3.0, 2.0], "stock": [9.0, 9.0, 9.0]}
+    samples["compile, cold, C++ of kernels"] |= {"ours": [0.0], "stock": [0.0]}
+    samples["compile, memory"] |= {"ours": [4.0 * aoti.MIB], "stock": [8.0 * aoti.MIB]}
+    samples["call from Python"] |= {"ours": [4e-6], "stock": [4e-5], "eager": [2e-5]}
+    rows = list(aoti.make_rows("mlp", samples, 2.0 * aoti.MIB))
     assert [(row["metric"], row["unit"], row["ours"], row["stock"]) for row in rows] == [
         ("compile, cold", "s", 2.0, 9.0),
         ("compile, memory", "MiB", 4.0, 8.0),
@@ -92,16 +92,16 @@ def test_rows_have_units_medians_and_follow_the_schema() -> None:
     results.validate({**header, "rows": rows})
 
 
-def test_what_is_measured_has_a_model() -> None:
-    assert {*aoti.MODELS, aoti.WARMING} <= aoti_models.MODELS.keys()
+def test_measured_models_exist() -> None:
+    assert {*aoti.MODELS, aoti.WARM_UP_MODEL} <= aoti_models.MODELS.keys()
     for name in ("pointwise", "eight inputs", "mlp"):
         module, inputs = aoti_models.MODELS[name].make()
-        again = aoti_models.MODELS[name].make()
-        assert torch.equal(module(*inputs), again[0](*again[1]))
+        other_module, other_inputs = aoti_models.MODELS[name].make()
+        assert torch.equal(module(*inputs), other_module(*other_inputs))
 
 
 @pytest.mark.parametrize("kind", aoti_child.DAMAGES)
-def test_damage_is_done_where_it_says(tmp_path: Path, kind: str) -> None:
+def test_damage_changes_the_package(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model.pt2"
     code = b"\x7fELF" + os.urandom(30_000)
     with zipfile.ZipFile(path, "w") as archive:
@@ -123,11 +123,11 @@ def test_damage_is_done_where_it_says(tmp_path: Path, kind: str) -> None:
         assert path.stat().st_size == size
 
 
-def test_the_weights_in_a_shared_object_are_not_its_code(tmp_path: Path) -> None:
+def test_code_bytes_exclude_weights(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("m/x.so", bytes(1000))
-    assert aoti_child._code_bytes(str(path), 600) == 400
+    assert aoti_child.count_code_bytes(str(path), 600) == 400
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("m/x.weights", bytes(600))
-    assert aoti_child._code_bytes(str(path), 600) == 1000
+    assert aoti_child.count_code_bytes(str(path), 600) == 1000

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gemm.fit_cost_model import Measurement, error, fit
+from benchmarks.gemm.fit_cost_model import Measurement, compute_error, fit
 from inductor_ext.templates.triton.cost_model import DEFAULT, Constants, predict
 from inductor_ext.templates.triton.search_space import candidates
 from test.support.cost_model_cases import MEASURED, linear
@@ -26,7 +26,7 @@ class TestFit:
         real = replace(DEFAULT, latency=1.1, l2_rate=60e9, stream=0.75)
         measured = self.measurements(real)
         fitted = fit(measured)
-        assert error(measured, fitted) < error(measured, DEFAULT) / 100
+        assert compute_error(measured, fitted) < compute_error(measured, DEFAULT) / 100
         for name in ("latency", "l2_rate", "stream"):
             assert getattr(fitted, name) == pytest.approx(getattr(real, name), rel=0.05)
 
@@ -39,7 +39,7 @@ class TestFit:
             for measurement in self.measurements(DEFAULT)
         ]
         fitted = fit(fast, rounds=4)
-        assert error(fast, fitted) < error(fast, DEFAULT)
+        assert compute_error(fast, fitted) < compute_error(fast, DEFAULT)
         for name in ("stream", "changed", "old_mma", "fma", "specialized", "held"):
             assert getattr(fitted, name) <= 1
         for case in fast:

@@ -1,4 +1,4 @@
-"""The GEMM and end-to-end benchmarks' arithmetic, and that a run that is stopped loses nothing."""
+"""The GEMM and model benchmarks: what they compute, and that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from benchmarks.gemm import cases as gemm_suite
 from benchmarks.gemm import e2e, reductions
 from benchmarks.gemm import models as gemm_models
 from benchmarks.gemm import run as gemm
+from benchmarks.gemm.measurement import Measurement, compute_error
 from benchmarks.harness import gpu_lock, gpu_timing, results, resumable, variants
-from benchmarks.harness.variants import Compiled, Contender
+from benchmarks.harness.variants import CompiledProgram, Variant
 from inductor_ext import _compat
 from inductor_ext.autotune import timing, tuner
 from inductor_ext.autotune.decision import Decision, Timing
@@ -41,7 +42,7 @@ HEADER: results.Header = {
 }
 
 
-def found_rows(rows: list[results.Row]) -> dict[str, results.Row]:
+def rows_by_metric(rows: list[results.Row]) -> dict[str, results.Row]:
     return {row["metric"]: row for row in rows}
 
 
@@ -50,38 +51,40 @@ def found_rows(rows: list[results.Row]) -> dict[str, results.Row]:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of compiling: stock's settings give wrong numbers or fail, ours is right."""
+    """Replaces compiling; Inductor's settings give wrong results or fail."""
 
     def compile_and_call(
-        way: Contender, function: Any, inputs: Any, options: Any = None
-    ) -> Compiled:
-        if way.name == "stock-max-tma":
+        variant: Variant, function: Any, inputs: Any, options: Any = None
+    ) -> CompiledProgram:
+        if variant.name == "stock-max-tma":
             raise ValueError("no choices")
-        if way.name == "stock-max":
-            return Compiled(lambda: function(*inputs) + 1, 4.0)
-        return Compiled(lambda: function(*inputs), 0.0 if way.name == "eager" else 1.0)
+        if variant.name == "stock-max":
+            return CompiledProgram(lambda: function(*inputs) + 1, 4.0)
+        return CompiledProgram(lambda: function(*inputs), 0.0 if variant.name == "eager" else 1.0)
 
     monkeypatch.setattr(variants, "compile_and_call", compile_and_call)
 
 
 @pytest.mark.usefixtures("compiled")
-def test_wrong_and_failed_contenders_have_no_time_and_say_why() -> None:
+def test_variants_that_fail_have_no_times() -> None:
     case = gemm_suite.Case("int8", "toy", "int8", 5, 24, 32)
-    ways = list(variants.CONTENDERS.values())
-    found = gemm.measure_case(case, ways, gpu_timing.Timer("cpu"), rounds=3, warm=True)
-    assert list(found) == [*variants.CONTENDERS, "bf16"]
-    assert "wrong: error" in str(found["stock-max"].failure)
-    assert found["stock-max-tma"].failure == "ValueError: no choices"
+    timer = gpu_timing.Timer("cpu")
+    measurements = gemm.measure_case(
+        case, list(variants.VARIANTS.values()), timer, rounds=3, warm=True
+    )
+    assert list(measurements) == [*variants.VARIANTS, "bf16"]
+    assert "wrong: error" in str(measurements["stock-max"].failure)
+    assert measurements["stock-max-tma"].failure == "ValueError: no choices"
     for name in ("stock-max", "stock-max-tma"):
-        assert not found[name].times
+        assert not measurements[name].times
     for name in ("eager", "stock", "ours", "ours-cutlass", "bf16"):
-        assert found[name].failure is None
-        assert len(found[name].times["call"]) == 3
-    assert found["eager"].compile is None
-    assert found["ours"].compile == found["ours"].again == 1.0
-    rows = gemm.rows(case.name, found, 3.0)
+        assert measurements[name].failure is None
+        assert len(measurements[name].times["call"]) == 3
+    assert measurements["eager"].compile is None
+    assert measurements["ours"].compile == measurements["ours"].compile_warm == 1.0
+    rows = gemm.make_rows(case.name, measurements, 3.0)
     results.validate({**HEADER, "rows": rows})
-    table = found_rows(rows)
+    table = rows_by_metric(rows)
     assert table["call, stock max-autotune"]["stock"] is None
     assert "stock-max: wrong" in str(table["call, stock max-autotune"]["note"])
     assert table["call, bf16 weights"]["ours"] is not None
@@ -93,16 +96,17 @@ def test_wrong_and_failed_contenders_have_no_time_and_say_why() -> None:
     }
 
 
-def test_rows_hold_medians_and_the_largest_spread() -> None:
-    def measured(*values: float, seconds: float | None = None) -> gemm.Measured:
-        return gemm.Measured({"graph": list(values)}, seconds, None, 0.001)
+def test_rows_have_medians_and_the_largest_spread() -> None:
+    def make(*values: float, seconds: float | None = None) -> Measurement:
+        return Measurement({"graph": list(values)}, seconds, error=0.001)
 
-    found = {
-        "eager": measured(8, 8, 8),
-        "stock-max": measured(4, 6, 8, seconds=5.0),
-        "ours": measured(3, 3, 3, seconds=1.0),
+    measurements = {
+        "eager": make(8, 8, 8),
+        "stock-max": make(4, 6, 8, seconds=5.0),
+        "ours": make(3, 3, 3, seconds=1.0),
     }
-    (row,) = [row for row in gemm.rows("c", found, 2.0) if row["metric"].startswith("graph")]
+    rows = gemm.make_rows("c", measurements, 2.0)
+    (row,) = [row for row in rows if row["metric"].startswith("graph")]
     assert row == {
         "case": "c",
         "metric": "graph, stock max-autotune",
@@ -118,16 +122,16 @@ def test_rows_hold_medians_and_the_largest_spread() -> None:
     }
 
 
-def test_rounds_follow_the_budget() -> None:
+def test_number_of_rounds_follows_the_budget() -> None:
     timer = gpu_timing.Timer("cpu")
-    assert len(timer.measure({"a": lambda: None}, "call")["a"]) == gpu_timing.MOST
+    assert len(timer.measure({"a": lambda: None}, "call")["a"]) == gpu_timing.MAX_ROUNDS
     slow = torch.randn(700, 700)
     values = timer.measure({"a": lambda: slow @ slow, "b": lambda: None}, "call", rounds=4)
     assert len(values["a"]) == len(values["b"]) == 4
     assert min(values["a"]) > min(values["b"])
 
 
-def test_each_compile_has_a_code_object_of_its_own() -> None:
+def test_every_compile_has_its_own_code_object() -> None:
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x
 
@@ -136,16 +140,16 @@ def test_each_compile_has_a_code_object_of_its_own() -> None:
     assert first(torch.ones(2)).tolist() == second(torch.ones(2)).tolist() == [2, 2]
 
 
-def test_what_is_compiled_for_graphs_is_left_to_be_captured() -> None:
+def test_without_recording_disables_cudagraphs() -> None:
     from torch._inductor import compile_fx
 
     recording = compile_fx.cudagraphify
-    with variants.unrecorded():
+    with variants.without_recording():
         assert compile_fx.cudagraphify(len, static_input_idxs=(), device_index=0) is len  # type: ignore[call-arg]
     assert compile_fx.cudagraphify is recording
 
 
-def test_gemms_that_are_tuned_together_share_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gemms_tuned_together_share_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     problems = [GemmProblem.contiguous("mm", m, 64, 64) for m in (1, 16, 32)]
     config = GemmConfig("cp_async", 64, 64, 64, 2, 4)
 
@@ -160,45 +164,45 @@ def test_gemms_that_are_tuned_together_share_the_seconds(monkeypatch: pytest.Mon
         }
 
     monkeypatch.setattr(tuner, "tune", tune)
-    with variants.tuning() as found:
+    with variants.collect_tuned_gemms() as gemms:
         assert list(tuner.tune(problems)) == problems  # type: ignore[call-arg]
-    assert [item.choice for item in found] == [
+    assert [gemm.choice for gemm in gemms] == [
         "mm 1x64x64 bf16 rc: cp_async 64x64x64, 2 stages, 4 warps, 7.2 us, stock 9.0",
         "mm 16x64x64 bf16 rc: Inductor, 9.0 us",
     ]
-    assert found[0].seconds == found[1].seconds >= 0.01
+    assert gemms[0].seconds == gemms[1].seconds >= 0.01
     assert tuner.tune is tune
 
 
-def test_only_inductors_settings_share_caches() -> None:
-    families = variants.families(variants.chosen(list(variants.CONTENDERS)))
-    names = [[way.name for way in family] for family in families]
+def test_variants_of_a_backend_share_caches() -> None:
+    groups = variants.group_by_backend(variants.select(list(variants.VARIANTS)))
+    names = [[variant.name for variant in group] for group in groups]
     assert names == [["eager"], ["stock", "stock-max", "stock-max-tma"], ["ours", "ours-cutlass"]]
 
 
-# Going on
+# Continuing a run
 
 
 def row(case: str) -> results.Row:
-    return variants.row(case, "graph, stock max-autotune", "us", {"ours": 1.0, "s": 2.0}, "s")
+    return variants.make_row(case, "graph, stock max-autotune", "us", {"ours": 1.0, "s": 2.0}, "s")
 
 
-def test_results_are_kept_after_every_case_and_gone_on_with(tmp_path: Path) -> None:
+def test_results_are_stored_per_case_and_continued(tmp_path: Path) -> None:
     ledger = resumable.Ledger(HEADER, tmp_path)
     ledger.add([row("a")])
     (path,) = tmp_path.glob("*/*.json")
-    again = resumable.Ledger({**HEADER, "date": "2026-02-01T12:00:00Z"}, tmp_path, path)
-    assert again.done == {"a"}
-    again.add([row("b")])
+    continued = resumable.Ledger({**HEADER, "date": "2026-02-01T12:00:00Z"}, tmp_path, path)
+    assert continued.cases == {"a"}
+    continued.add([row("b")])
     document = results.read(path)
     assert [row["case"] for row in document["rows"]] == ["a", "b"]
     assert document["date"] == HEADER["date"]
-    assert resumable.Ledger(HEADER, tmp_path).done == frozenset()
-    assert resumable.Ledger(HEADER, tmp_path, tmp_path / "absent.json").done == frozenset()
+    assert resumable.Ledger(HEADER, tmp_path).cases == frozenset()
+    assert resumable.Ledger(HEADER, tmp_path, tmp_path / "absent.json").cases == frozenset()
 
 
 @pytest.mark.parametrize("change", [{"commit": "a" * 40}, {"hardware": "nvidia-h100"}])
-def test_results_of_another_run_are_not_mixed(tmp_path: Path, change: Mapping[str, Any]) -> None:
+def test_results_of_other_runs_are_not_continued(tmp_path: Path, change: Mapping[str, Any]) -> None:
     resumable.Ledger(HEADER, tmp_path).add([row("a")])
     other: Any = {**HEADER, **change}
     (path,) = tmp_path.glob("*/*.json")
@@ -206,23 +210,23 @@ def test_results_of_another_run_are_not_mixed(tmp_path: Path, change: Mapping[st
         resumable.Ledger(other, tmp_path, path)
 
 
-def test_no_case_is_begun_that_would_not_fit() -> None:
+def test_no_case_starts_that_would_not_fit() -> None:
     now = [0.0]
 
     def clock() -> float:
         return now[0]
 
-    taken = []
-    for seconds in resumable.within([3.0, 5.0, 1.0, 1.0, 1.0], 13.5, clock):
-        taken.append(seconds)
+    items = []
+    for seconds in resumable.take_within([3.0, 5.0, 1.0, 1.0, 1.0], 13.5, clock):
+        items.append(seconds)
         now[0] += seconds
     # After 8 seconds another 5 fit, and after 9 they do not.
-    assert taken == [3.0, 5.0, 1.0]
-    assert list(resumable.within([1, 2], None)) == [1, 2]
+    assert items == [3.0, 5.0, 1.0]
+    assert list(resumable.take_within([1, 2], None)) == [1, 2]
 
 
 @pytest.mark.usefixtures("compiled")
-def test_command_line_goes_on_where_it_stopped(
+def test_main_continues_an_interrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toys = [gemm_suite.Case("llama", label, "mm", 4, 8, 16, quick=label == "a") for label in "abc"]
@@ -231,7 +235,7 @@ def test_command_line_goes_on_where_it_stopped(
     monkeypatch.setattr(
         results, "collect_header", lambda suite, command, commit: {**HEADER, "suite": suite}
     )
-    common = ["--contenders", "stock", "ours", "--rounds", "2", "--json-out", str(tmp_path)]
+    common = ["--variants", "stock", "ours", "--rounds", "2", "--json-out", str(tmp_path)]
     assert gemm.main([*common, "--quick"]) == 0
     (path,) = tmp_path.glob("*/*.json")
     assert gemm.main([*common, "--resume", str(path), "--budget-seconds", "0"]) == 0
@@ -245,7 +249,7 @@ def test_command_line_goes_on_where_it_stopped(
     assert capsys.readouterr().out == "\n"
 
 
-def test_processes_share_the_cases(
+def test_several_processes_share_the_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     toys = [gemm_suite.Case("llama", label, "mm", 4, 8, 16) for label in "abc"]
@@ -253,14 +257,14 @@ def test_processes_share_the_cases(
     monkeypatch.setattr(
         results, "collect_header", lambda suite, command, commit: {**HEADER, "suite": suite}
     )
-    common = ["--processes", "2", "--contenders", "eager", "--rounds", "2"]
+    common = ["--processes", "2", "--variants", "eager", "--rounds", "2"]
     assert gemm.main(common) == 0
     printed = capsys.readouterr().out
     assert "3 of 3 measured" in printed
     assert all(f"{case.name}: eager" in printed for case in toys)
 
 
-def test_a_process_measures_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_hold_the_gpu_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.runtime.benchmarking import benchmarker
 
     held: list[int] = []
@@ -295,7 +299,7 @@ def test_a_process_measures_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> N
     gpu_lock._start(places, ["5", "7"], locks, 4, lambda: lambda x: x + 1)  # type: ignore[arg-type]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     assert inductor_config.compile_threads == 4
-    _, result = gpu_lock._timed(2)
+    _, result = gpu_lock._time_work(2)
     assert result == 3
     assert benchmarker.benchmark_gpu() == [1]
     with timing.CudaStopwatch(False):
@@ -316,7 +320,7 @@ def small(**changes: Any) -> gemm_models.Llama:
         return gemm_models.Llama(**sizes).eval()
 
 
-def test_decoding_with_a_cache_is_the_last_row_of_prefill() -> None:
+def test_decode_agrees_with_the_last_row_of_prefill() -> None:
     length, batch = 6, 2
     prefill, decode = small(), small(past=length, batch=batch)
     decode.load_state_dict(prefill.state_dict(), strict=False)
@@ -328,27 +332,27 @@ def test_decoding_with_a_cache_is_the_last_row_of_prefill() -> None:
         angles = torch.arange(length)[:, None] * 500000.0**-half
         for before, layer in zip(prefill.layers, decode.layers, strict=True):
             normal = before.norm1(y)
-            keys = before._heads(before.key(normal), 2)
+            keys = before.split_heads(before.key(normal), 2)
             layer.keys.copy_(gemm_models.rotate(keys, angles.cos(), angles.sin()))
-            layer.values.copy_(before._heads(before.value(normal), 2))
-            # What the call has to write is not there yet.
+            layer.values.copy_(before.split_heads(before.value(normal), 2))
+            # The call has to write this row.
             layer.keys[:, :, -1] = math.nan
             y = before(y, angles.cos(), angles.sin())
-        found = decode(x[:, -1:])
-    torch.testing.assert_close(found, expected[:, -1:], atol=1e-5, rtol=1e-5)
+        result = decode(x[:, -1:])
+    torch.testing.assert_close(result, expected[:, -1:], atol=1e-5, rtol=1e-5)
 
 
-def test_int8_llama_is_near_the_unquantised_one() -> None:
+def test_int8_llama_agrees_with_bfloat16_llama() -> None:
     module = small()
     x = torch.randn(1, 5, 32)
     with torch.no_grad():
         expected = module(x)
-        found = gemm_models.quantize_int8(module)(x)
-    assert 1e-5 < gemm.error(found, (expected.double(),)) < 0.02
+        result = gemm_models.quantize_int8(module)(x)
+    assert 1e-5 < compute_error(result, (expected.double(),)) < 0.02
     assert not any(isinstance(child, nn.Linear) for child in module.modules())
 
 
-def test_model_has_the_same_weights_in_every_dtype() -> None:
+def test_models_have_equal_weights_in_every_dtype() -> None:
     toy = gemm_models.Model("toy", lambda: (small(), (torch.randn(1, 5, 32),)), 0, int8=True)
     module, (x,) = toy.make("cpu", torch.bfloat16)
     wide, (wide_x,) = toy.make("cpu", torch.float32)
@@ -358,7 +362,7 @@ def test_model_has_the_same_weights_in_every_dtype() -> None:
     assert module.layers[0].query.weight.dtype == torch.int8
 
 
-def test_what_decoding_reads() -> None:
+def test_decode_reads_weights_and_cache() -> None:
     with torch.device("meta"):
         module = gemm_models.Llama(*gemm_models.LLAMA, past=gemm_models.PAST, batch=16)
     matrices = sum(p.numel() for p in module.parameters() if p.ndim == 2)
@@ -369,7 +373,7 @@ def test_what_decoding_reads() -> None:
 
 
 @pytest.mark.parametrize("name", gemm_models.MODELS)
-def test_models_take_their_inputs(name: str) -> None:
+def test_models_run_on_their_inputs(name: str) -> None:
     module, inputs = gemm_models.MODELS[name].make("meta", torch.bfloat16)
     with torch.no_grad():
         result = module(*inputs)
@@ -378,17 +382,17 @@ def test_models_take_their_inputs(name: str) -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-def test_models_are_measured_against_float32() -> None:
+def test_model_errors_are_relative_to_float32() -> None:
     toy = gemm_models.Model("toy", lambda: (small(), (torch.randn(1, 5, 32),)), 0)
-    ways = variants.chosen(["eager", "stock", "stock-max-tma", "ours"])
+    variant_list = variants.select(["eager", "stock", "stock-max-tma", "ours"])
     with torch.no_grad():
-        found = e2e.measure_model(toy, ways, "cpu", rounds=2)
-    assert found["stock-max-tma"].failure == "no graphs: ValueError: no choices"
-    assert found["ours"].error == found["eager"].error
-    assert 1e-4 < found["ours"].error < 0.05
-    rows = e2e.rows("toy", found)
+        measurements = e2e.measure_model(toy, variant_list, "cpu", rounds=2)
+    assert measurements["stock-max-tma"].failure == "no graphs: ValueError: no choices"
+    assert measurements["ours"].error == measurements["eager"].error
+    assert 1e-4 < measurements["ours"].error < 0.05
+    rows = e2e.make_rows("toy", measurements)
     results.validate({**HEADER, "rows": rows})
-    table = found_rows(rows)
+    table = rows_by_metric(rows)
     assert set(table) == {
         "no graphs, stock default",
         "compile, stock default",
@@ -398,13 +402,15 @@ def test_models_are_measured_against_float32() -> None:
     assert table["compile, stock default"]["ours"] == 1.0
 
 
-def test_measured_settings_have_rows_of_their_own() -> None:
-    def measured(plain: float, graphs: float) -> e2e.Measured:
-        return e2e.Measured({"no graphs": [plain], "graphs": [graphs]}, 1.0, 0.01)
+def test_settings_have_separate_rows() -> None:
+    def make(plain: float, graphs: float) -> Measurement:
+        return Measurement({"no graphs": [plain], "graphs": [graphs]}, 1.0, error=0.01)
 
-    found = {"eager": measured(0.004, 0.003), "stock-max": measured(0.002, 0.001)}
-    found["ours"] = dataclasses.replace(found["stock-max"], times={"graphs": [0.0005]})
-    table = found_rows(e2e.rows("m", found, 0.4))
+    measurements = {"eager": make(0.004, 0.003), "stock-max": make(0.002, 0.001)}
+    measurements["ours"] = dataclasses.replace(
+        measurements["stock-max"], times={"graphs": [0.0005]}
+    )
+    table = rows_by_metric(e2e.make_rows("m", measurements, 0.4))
     graphs = table["graphs, stock max-autotune"]
     assert (graphs["ours"], graphs["stock"], graphs["eager"]) == (0.5, 1, 3)
     assert graphs["floor"] == 0.4
@@ -415,45 +421,46 @@ def test_measured_settings_have_rows_of_their_own() -> None:
 
 
 @pytest.mark.gpu
-def test_a_case_on_a_gpu() -> None:
+def test_measure_case_on_a_gpu() -> None:
     case = gemm_suite.Case("int8", "toy", "int8", 16, 256, 512)
-    ways = variants.chosen(["eager", "stock", "ours"])
-    found = gemm.measure_case(case, ways, gpu_timing.Timer("cuda"), rounds=5)
-    assert set(found) == {"eager", "stock", "ours", "bf16"}
-    for value in found.values():
+    variant_list = variants.select(["eager", "stock", "ours"])
+    measurements = gemm.measure_case(case, variant_list, gpu_timing.Timer("cuda"), rounds=5)
+    assert set(measurements) == {"eager", "stock", "ours", "bf16"}
+    for value in measurements.values():
         assert value.failure is None
         assert set(value.times) == {"graph", "call"}
         assert all(len(times) == 5 and min(times) > 0.5 for times in value.times.values())
-    bound = gemm.floor(case, "cuda")
+    bound = gemm.compute_lower_bound(case, "cuda")
     assert bound is not None
-    assert 0 < bound < min(found["ours"].times["graph"])
+    assert 0 < bound < min(measurements["ours"].times["graph"])
 
 
 @pytest.mark.gpu
-def test_a_model_on_a_gpu() -> None:
+def test_measure_model_on_a_gpu() -> None:
     toy = gemm_models.Model(
         "toy",
         lambda: (small(width=256, hidden=512, past=64, batch=2), (torch.randn(2, 1, 256),)),
         bytes_read=1 << 20,
     )
     with torch.no_grad():
-        found = e2e.measure_model(toy, variants.chosen(["eager", "stock", "ours"]), "cuda", 3)
-    for value in found.values():
+        variant_list = variants.select(["eager", "stock", "ours"])
+        measurements = e2e.measure_model(toy, variant_list, "cuda", 3)
+    for value in measurements.values():
         assert value.failure is None
         assert set(value.times) == {"graphs", "no graphs"}
-    assert e2e.floor(toy, "cuda") is not None
+    assert e2e.compute_lower_bound(toy, "cuda") is not None
 
 
-def test_readers_read_everything() -> None:
+def test_speed_of_light_kernels_read_all_words() -> None:
     pytest.importorskip("triton")
     code = """
 import torch
 from benchmarks.gemm import speed_of_light
 from test.support import triton_interpreter
 triton_interpreter.accept_numpy()
-print(len(dict(speed_of_light.readers(torch.randint(2**31 - 1, (20000,)).int(), 2))))
+print(len(dict(speed_of_light.make_readers(torch.randint(2**31 - 1, (20000,)).int(), 2))))
 """
-    # It is for a GPU unless the interpreter is asked for before triton is imported.
+    # The interpreter has to be enabled before triton is imported.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
@@ -461,14 +468,14 @@ print(len(dict(speed_of_light.readers(torch.randint(2**31 - 1, (20000,)).int(), 
     assert done.stdout.split() == ["63"]
 
 
-def test_other_processes_have_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_table_needs_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gemm.main(["--no-table", "--processes", "2"])
     assert "--no-table needs --processes 1" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("compiled")
-def test_norms_are_measured_and_gone_on_with(
+def test_reductions_continue_an_interrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kinds = ("LayerNorm", "RMSNorm", "softmax")
@@ -479,7 +486,7 @@ def test_norms_are_measured_and_gone_on_with(
         results, "collect_header", lambda suite, command, commit: {**HEADER, "suite": suite}
     )
     common = ["--rounds", "2", "--json-out", str(tmp_path)]
-    # One of stock's settings is wrong here, and is reported.
+    # One of Inductor's settings gives a wrong result here, which is reported.
     assert reductions.main(["--case", toys[0].name, *common]) == 1
     (path,) = tmp_path.glob("*/*.json")
     assert reductions.main(["--case", *reductions.CASES, *common, "--resume", str(path)]) == 1
@@ -489,7 +496,7 @@ def test_norms_are_measured_and_gone_on_with(
     assert all(row["ours"] for row in document["rows"])
 
 
-def test_a_norm_s_floor_is_what_it_moves() -> None:
+def test_lower_bound_of_a_norm_is_its_memory_traffic() -> None:
     # Two matrices of 2 bytes an element are read and two written, and one row is read.
-    bound = reductions.Case("residual + RMSNorm", 100, 10).bound(1e6)
+    bound = reductions.Case("residual + RMSNorm", 100, 10).compute_lower_bound(1e6)
     assert bound == pytest.approx((4 * 1000 + 10) * 2)

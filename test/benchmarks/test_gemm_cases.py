@@ -1,4 +1,4 @@
-"""The GEMM benchmark's suite: what it holds, and that every program computes what it says."""
+"""The cases of the GEMM benchmark: which there are, and that every program is correct."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gemm import cases as gemm_suite
 from benchmarks.gemm import models as gemm_models
-from benchmarks.gemm import run as gemm
 from benchmarks.gemm.cases import CASES, Case
+from benchmarks.gemm.measurement import compute_error
 
 TOYS = {
     "mm": Case("llama", "toy", "mm", 5, 24, 32),
@@ -26,12 +26,12 @@ TOYS = {
     "int8_torchao": Case("int8", "toy", "int8_torchao", 5, 24, 32),
     "int4": Case("int4", "toy", "int4", 5, 24, 256),
     "fp8": Case("fp8", "toy", "fp8", 16, 32, 64),
-    "int8_qkv": Case("quantised", "toy", "int8_qkv", 5, 32, 32, parts=(16, 8, 8)),
-    "int8_swiglu": Case("quantised", "toy", "int8_swiglu", 5, 24, 32),
-    "int4_qkv": Case("quantised", "toy", "int4_qkv", 5, 32, 256, parts=(16, 8, 8)),
-    "int4_swiglu": Case("quantised", "toy", "int4_swiglu", 5, 24, 256),
-    "fp8_qkv": Case("quantised", "toy", "fp8_qkv", 16, 64, 64, parts=(32, 16, 16)),
-    "int8_by_int8": Case("quantised", "toy", "int8_by_int8", 24, 32, 64),
+    "int8_qkv": Case("quantized", "toy", "int8_qkv", 5, 32, 32, parts=(16, 8, 8)),
+    "int8_swiglu": Case("quantized", "toy", "int8_swiglu", 5, 24, 32),
+    "int4_qkv": Case("quantized", "toy", "int4_qkv", 5, 32, 256, parts=(16, 8, 8)),
+    "int4_swiglu": Case("quantized", "toy", "int4_swiglu", 5, 24, 256),
+    "fp8_qkv": Case("quantized", "toy", "fp8_qkv", 16, 64, 64, parts=(32, 16, 16)),
+    "int8_by_int8": Case("quantized", "toy", "int8_by_int8", 24, 32, 64),
     "bias_gelu": Case("fused", "toy", "bias_gelu", 5, 24, 32),
     "residual": Case("fused", "toy", "residual", 5, 24, 32),
     "swiglu": Case("fused", "toy", "swiglu", 5, 24, 32),
@@ -57,45 +57,45 @@ def run(kind: str) -> tuple[Any, gemm_suite.Program]:
 
 @pytest.mark.parametrize("kind", gemm_suite.KINDS)
 def test_program_agrees_with_float64(kind: str) -> None:
-    found, program = run(kind)
+    result, program = run(kind)
     scaled = kind == "swiglu_fp8"
     # Two roundings to bfloat16, and int4's scaled weights are a third.
-    assert gemm.error(found, program.reference()) < (2**-5 if scaled else 2**-7)
-    results = found if isinstance(found, tuple) else (found,)
+    assert compute_error(result, program.reference()) < (2**-5 if scaled else 2**-7)
+    results = result if isinstance(result, tuple) else (result,)
     if not scaled:
-        assert all(0.2 < float(result.float().std()) < 3 for result in results)
-    for rival in program.rivals.values():
-        other = rival()
+        assert all(0.2 < float(output.float().std()) < 3 for output in results)
+    for alternative in program.alternatives.values():
+        other = alternative()
         others = other if isinstance(other, tuple) else (other,)
-        assert [other.shape for other in others] == [result.shape for result in results]
+        assert [other.shape for other in others] == [output.shape for output in results]
 
 
 @pytest.mark.parametrize(
     "kind", [k for k in gemm_suite.KINDS if not k.startswith(("fp8", "grouped"))]
 )
-def test_problem_counts_what_the_program_does(kind: str) -> None:
+def test_problem_has_the_program_s_flops_and_bytes(kind: str) -> None:
     case = TOYS[kind]
     program = case.program("cpu")
     with FlopCounterMode(display=False) as counter:
-        found = program.function(*program.inputs)
-    # torch counts no products of integers.
+        result = program.function(*program.inputs)
+    # torch does not count matmuls of integers.
     assert counter.get_total_flops() == (0 if kind == "int8_by_int8" else case.problem.flops)
-    results = found if isinstance(found, tuple) else (found,)
+    results = result if isinstance(result, tuple) else (result,)
     if not program.frozen:
         assert case.problem.bytes_read == sum(inp.nbytes for inp in program.inputs)
-    assert case.problem.bytes_written == sum(result.nbytes for result in results)
+    assert case.problem.bytes_written == sum(output.nbytes for output in results)
 
 
-FOUND = [
+MATCHED_KINDS = [
     kind
     for kind in TOYS
     if kind.startswith(("int8", "int4", "fp8", "grouped")) and kind != "int8_by_int8"
 ]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
-@pytest.mark.parametrize("kind", FOUND)
-def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a fake GPU")
+@pytest.mark.parametrize("kind", MATCHED_KINDS)
+def test_graph_matching_finds_the_problem(kind: str) -> None:
     pytest.importorskip("triton")
     from inductor_ext.lowerings.graph import (
         fusion_search,
@@ -115,34 +115,34 @@ def test_problem_is_found_in_what_the_program_is_compiled_to(kind: str) -> None:
     dequantized = match_dequantized.find_dequantized_matmuls(graph, Settings())
     scaled = [match_dequantized.add_scales(item) for item in dequantized]
     fused = fusion_search.find_fusions(graph, Settings(), scaled)
-    found = [case.problem for case in (*fused, *scaled)]
-    found += [each for node in graph.nodes if (each := matmul_nodes.problem_of(node)) is not None]
-    # What is pointwise in the epilogue takes no bytes.
+    problems = [matmul.problem for matmul in (*fused, *scaled)]
+    problems += filter(None, map(matmul_nodes.problem_of, graph.nodes))
+    # Pointwise operations of the epilogue take no bytes.
     plain = [
         dataclasses.replace(item, epilogue=dataclasses.replace(item.epilogue, pointwise=0))
-        for item in found
+        for item in problems
     ]
     assert case.problem in plain
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a stand-in for a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a fake GPU")
 @pytest.mark.parametrize("kind", ["bias_gelu", "residual", "int8_by_int8"])
-def test_epilogues_are_counted_as_in_graphs(kind: str) -> None:
+def test_epilogues_agree_with_graph_matching(kind: str) -> None:
     from inductor_ext.lowerings.graph import epilogue_region, matmul_nodes
     from test.support.gemm_graphs import lowered_graph
 
     case = TOYS[kind]
     program = case.program("cpu")
     graph = lowered_graph(program.function, *(inp.to("meta") for inp in program.inputs))
-    found = [
+    problems = [
         epilogue_region.add_epilogue(node, problem)
         for node in graph.nodes
         if (problem := matmul_nodes.problem_of(node)) is not None
     ]
-    assert found == [case.problem]
+    assert problems == [case.problem]
 
 
-def test_inputs_are_the_problem_s_operands() -> None:
+def test_inputs_have_the_strides_of_the_problem() -> None:
     for case in (TOYS["bmm"], dataclasses.replace(TOYS["bmm"], layouts="cr"), TOYS["mm"]):
         a, b = case.program("cpu").inputs
         b = b if case.kind == "bmm" else b.t()
@@ -150,7 +150,7 @@ def test_inputs_are_the_problem_s_operands() -> None:
         assert b.stride()[-2:] == case.problem.b.strides
 
 
-def test_the_suite_is_the_one_that_was_asked_for() -> None:
+def test_suite_has_the_sizes_of_models() -> None:
     counts = collections.Counter(case.group for case in CASES.values())
     assert set(counts) == set(gemm_suite.GROUPS)
     assert counts["llama"] == 70
@@ -172,7 +172,7 @@ def test_the_suite_is_the_one_that_was_asked_for() -> None:
     assert all(case.problem.tma_obstacle is None for case in llama)
 
 
-def test_few_stand_for_every_group_and_come_first() -> None:
+def test_quick_cases_cover_all_groups_and_come_first() -> None:
     quick = [case.quick for case in CASES.values()]
     assert sorted(quick, reverse=True) == quick
     assert 25 <= sum(quick) <= 50
@@ -181,7 +181,7 @@ def test_few_stand_for_every_group_and_come_first() -> None:
     assert kinds == set(gemm_suite.KINDS)
 
 
-def test_packed_weights_are_read_back() -> None:
+def test_int4_linear_unpacks_weights() -> None:
     values = torch.randint(0, 16, (6, 256), dtype=torch.uint8)
     scales = torch.rand(6, 2) + 0.5
     x = torch.randn(3, 256)
@@ -191,7 +191,7 @@ def test_packed_weights_are_read_back() -> None:
     torch.testing.assert_close(gemm_models.int4_linear(x, packed, scales), expected)
 
 
-def test_error_counts_all_results_and_keeps_nan() -> None:
+def test_error_covers_all_outputs_and_keeps_nan() -> None:
     exact = (torch.tensor([3.0, 0.0]).double(), torch.tensor([4.0]).double())
-    assert gemm.error((torch.tensor([3.0, 0.5]), torch.tensor([4.0])), exact) == 0.1
-    assert math.isnan(gemm.error((torch.tensor([math.nan, 0.0]), torch.tensor([4.0])), exact))
+    assert compute_error((torch.tensor([3.0, 0.5]), torch.tensor([4.0])), exact) == 0.1
+    assert math.isnan(compute_error((torch.tensor([math.nan, 0.0]), torch.tensor([4.0])), exact))

@@ -1,4 +1,4 @@
-"""The summary of GEMM benchmarks: its arithmetic, on results that were made up."""
+"""The summary of GEMM benchmarks: its arithmetic, on made-up results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 from benchmarks.gemm import e2e
 from benchmarks.gemm import run as gemm
 from benchmarks.gemm import summary as gemm_summary
+from benchmarks.gemm.measurement import Measurement
 from benchmarks.harness import results, variants
 from test.benchmarks.test_gemm import HEADER
 
-LINES = {
+CASES = {
     "decode": "llama-8b o 16x4096x4096",
     "prefill": "llama-8b o 2048x4096x4096",
     "qkv": "QKV 16x6144x4096",
@@ -22,9 +23,9 @@ LINES = {
 }
 
 
-def measured(times: Mapping[str, float], seconds: Mapping[str, float]) -> Any:
+def make_measurements(times: Mapping[str, float], seconds: Mapping[str, float]) -> Any:
     return {
-        name: gemm.Measured({"graph": [value]}, seconds.get(name)) for name, value in times.items()
+        name: Measurement({"graph": [value]}, seconds.get(name)) for name, value in times.items()
     }
 
 
@@ -33,7 +34,7 @@ def gemm_document(**times: Mapping[str, float]) -> results.Document:
     rows = [
         row
         for key, values in times.items()
-        for row in gemm.rows(LINES[key], measured(values, seconds), 5.0)
+        for row in gemm.make_rows(CASES[key], make_measurements(values, seconds), 5.0)
     ]
     return {**HEADER, "rows": rows}
 
@@ -47,86 +48,90 @@ DOCUMENT = gemm_document(
 
 
 def models() -> results.Document:
-    def one(**milliseconds: float) -> Any:
-        ways = {name.replace("_", "-"): value for name, value in milliseconds.items()}
+    def make(**milliseconds: float) -> Any:
+        times = {name.replace("_", "-"): value for name, value in milliseconds.items()}
         return {
-            name: e2e.Measured({"graphs": [value / 1e3]}, 9.0 if name != "eager" else None)
-            for name, value in ways.items()
+            name: Measurement({"graphs": [value / 1e3]}, 9.0 if name != "eager" else None)
+            for name, value in times.items()
         }
 
-    decode = e2e.rows("llama decode 16x1", one(eager=2.0, stock=0.8, stock_max=0.7, ours=0.5), 0.4)
-    bert = e2e.rows("bert 32x128", one(eager=3.0, stock=2.9, stock_max=2.8, ours=2.8))
+    decode = e2e.make_rows(
+        "llama decode 16x1", make(eager=2.0, stock=0.8, stock_max=0.7, ours=0.5), 0.4
+    )
+    bert = e2e.make_rows("bert 32x128", make(eager=3.0, stock=2.9, stock_max=2.8, ours=2.8))
     return {**HEADER, "suite": "e2e", "rows": [*decode, *bert]}
 
 
-def found(*documents: results.Document) -> dict[str, gemm_summary.Line]:
-    of = gemm_summary.numbers(documents)
-    return {line.target.what: line for line in gemm_summary.lines(of)}
+def check(*documents: results.Document) -> dict[str, gemm_summary.TargetResult]:
+    numbers = gemm_summary.collect(documents)
+    return {result.target.name: result for result in gemm_summary.check_targets(numbers)}
 
 
-def test_the_slowest_tuning_counts() -> None:
+def test_tuning_target_counts_the_slowest_case() -> None:
     rows: list[results.Row] = []
     for key, seconds in (("decode", 0.5), ("qkv", 2.5)):
-        ours = gemm.Measured({"graph": [1.0]}, 3.0, tuning=seconds)
-        rows += gemm.rows(LINES[key], {"ours": ours, "eager": gemm.Measured({"graph": [1.0]})})
-    line = found({**HEADER, "rows": rows})["tuning seconds of a new GEMM"]
-    assert (line.found, line.count, line.worst, line.met) == (2.5, 2, LINES["qkv"], False)
+        ours = Measurement({"graph": [1.0]}, 3.0, tuning=seconds)
+        eager = Measurement({"graph": [1.0]})
+        rows += gemm.make_rows(CASES[key], {"ours": ours, "eager": eager})
+    result = check({**HEADER, "rows": rows})["tuning seconds of a new GEMM"]
+    assert (result.value, result.count, result.is_met) == (2.5, 2, False)
+    assert result.worst == CASES["qkv"]
 
 
-def test_targets_count_what_they_say() -> None:
-    of = found(DOCUMENT, models())
+def test_targets_select_their_cases() -> None:
+    targets = check(DOCUMENT, models())
     # Against the best of max-autotune and cuBLAS: 2.1, 0.99, 1.75, 4.
-    best = of["every case, against the best"]
-    assert (best.found, best.worst, best.met) == (0.99, LINES["prefill"], True)
-    layers = of["plain bf16 layers of Llama"]
-    assert layers.found == pytest.approx((2.1 * 1.0) ** 0.5)
+    best = targets["every case, against the best"]
+    assert (best.value, best.worst, best.is_met) == (0.99, CASES["prefill"], True)
+    layers = targets["plain bf16 layers of Llama"]
+    assert layers.value == pytest.approx((2.1 * 1.0) ** 0.5)
     assert layers.count == 2
-    assert of["those of M <= 64"].found == pytest.approx(2.1)
-    assert of["QKV, M <= 16"].found == pytest.approx(1.75)
-    assert of["int8 weights, M <= 16"].found == pytest.approx(4)
-    assert of["the same, over bf16 weights"].found == pytest.approx(2)
-    assert of["models"].found == pytest.approx((1.4 * 1.0) ** 0.5)
-    assert of["Llama, decode of 16 sequences"].found == pytest.approx(1.4)
-    ratio = of["compile seconds, over stock max-autotune"]
-    assert ratio.found == pytest.approx(0.2)
-    assert ratio.met
-    assert of["compile seconds of a case"].found == 0.8
+    assert targets["those of M <= 64"].value == pytest.approx(2.1)
+    assert targets["QKV, M <= 16"].value == pytest.approx(1.75)
+    assert targets["int8 weights, M <= 16"].value == pytest.approx(4)
+    assert targets["the same, over bf16 weights"].value == pytest.approx(2)
+    assert targets["models"].value == pytest.approx((1.4 * 1.0) ** 0.5)
+    assert targets["Llama, decode of 16 sequences"].value == pytest.approx(1.4)
+    ratio = targets["compile seconds, over Inductor max-autotune"]
+    assert ratio.value == pytest.approx(0.2)
+    assert ratio.is_met
+    assert targets["compile seconds of a case"].value == 0.8
 
 
-def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
-    of = found(models())
-    assert of["fused"] == gemm_summary.Line(of["fused"].target, None, 0, None)
-    assert of["fused"].met is None
+def test_targets_without_measurements_are_not_checked() -> None:
+    targets = check(models())
+    assert targets["fused"] == gemm_summary.TargetResult(targets["fused"].target, None, 0, None)
+    assert targets["fused"].is_met is None
 
 
-def test_the_newest_run_counts_and_cutlass_is_separate() -> None:
+def test_newest_run_counts_and_cutlass_is_separate() -> None:
     new = {**gemm_document(decode={"eager": 9, "stock-max": 12, "ours": 6}), "suite": "gemm-again"}
     new["date"] = "2026-03-01T12:00:00Z"
     old = gemm_document(
         decode={"eager": 9, "stock-max": 12, "ours": 10}, qkv={"ours": 2, "stock-max": 4}
     )
-    both = found(new, old)["every case, against the best"]
-    assert (both.found, both.count) == (1.5, 2)
+    both = check(new, old)["every case, against the best"]
+    assert (both.value, both.count) == (1.5, 2)
     prefill = {"eager": 40, "stock-max": 42, "ours": 40, "ours-cutlass": 32}
     with_cutlass = {**gemm_document(prefill=prefill), "suite": "gemm-cutlass"}
-    of = found(old, with_cutlass)
-    assert of["every case, against the best"].count == 2
-    assert of["with CUTLASS, large cases, over the best of the others"].found == 1.25
-    share = of["with CUTLASS, share of large cases that gain 5 %"]
-    assert (share.found, share.worst, share.met) == (1.0, "1 of 1", True)
+    targets = check(old, with_cutlass)
+    assert targets["every case, against the best"].count == 2
+    assert targets["with CUTLASS, large cases, over the best of the others"].value == 1.25
+    share = targets["with CUTLASS, share of large cases that gain 5 %"]
+    assert (share.value, share.worst, share.is_met) == (1.0, "1 of 1", True)
 
 
-def test_a_missed_target_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missed_target_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slow = gemm_document(decode={"eager": 9, "stock-max": 12, "ours": 10})
     path = results.write(tmp_path, slow)
     assert gemm_summary.main([str(path)]) == 1
     out = capsys.readouterr().out
-    assert f"| every case, against the best | 1 | >= 0.98 | 0.90 | {LINES['decode']} |" in out
+    assert f"| every case, against the best | 1 | >= 0.98 | 0.90 | {CASES['decode']} |" in out
     assert "| plain bf16 layers of Llama | 1 | >= 1.05 | **1.20** |" in out
 
 
-def test_tables() -> None:
-    text = gemm_summary.render(gemm_summary.numbers([DOCUMENT, models()]))
+def test_rendered_tables() -> None:
+    text = gemm_summary.render(gemm_summary.collect([DOCUMENT, models()]))
     assert "| fused | 1 | 1.75 | 1.80 | 1.80 | 1.75 | 1.75 (QKV 16x6144x4096) | 25 % |" in text
     assert (
         "| llama decode 16x1 | graphs | 2.000 | 0.800 | 0.700 | 0.500 | 1.40 | 0.400 "
@@ -134,14 +139,15 @@ def test_tables() -> None:
     )
 
 
-def test_every_target_is_about_something_that_is_measured() -> None:
-    everything = dict.fromkeys(("eager", "bf16", *variants.CONTENDERS), 2.0)
+def test_every_target_has_measurements() -> None:
+    everything = dict.fromkeys(("eager", "bf16", *variants.VARIANTS), 2.0)
     times = dict.fromkeys(gemm_summary.gemm_suite.CASES, everything)
     settings = {(name, "graphs"): everything for name in gemm_summary.gemm_models.MODELS}
     ranked = {"a problem": {"ours": 2.0, "floor": 2.0}}
-    of = gemm_summary.Numbers(times, times, {}, times, settings, {}, ranked, times)
-    assert all(line.found is not None for line in gemm_summary.lines(of))
-    counts = {line.target.what: line.count for line in gemm_summary.lines(of)}
+    numbers = gemm_summary.Numbers(times, times, {}, times, settings, {}, ranked, times)
+    target_results = gemm_summary.check_targets(numbers)
+    assert all(result.value is not None for result in target_results)
+    counts = {result.target.name: result.count for result in target_results}
     groups = [case.group for case in gemm_summary.gemm_suite.CASES.values()]
     assert counts["every case, against the best"] == len(groups)
     assert counts["plain bf16 layers of Llama"] == 70

@@ -1,4 +1,4 @@
-"""The benchmark of peak memory: its arithmetic, and what it finds for a few models."""
+"""The benchmark of peak memory: its arithmetic, and its results for a few models."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from benchmarks.memory import models as memory_models
 from benchmarks.memory import peak as memory_peak
 
 PREDICTED = {
-    # A flash kernel's scratch and the sums of its rows, and masks that are expanded for it.
+    # Workspace of the flash kernel, its row sums, and masks that are expanded for it.
     "gpt2": 0.97,
-    # Its patches come from a convolution, which holds a copy of its input for a moment.
+    # The convolution of the patches temporarily copies its input.
     "mixer": 0.85,
-    # All that counts is convolutions, which hold reordered copies of all that they take and make.
+    # Convolutions allocate reordered copies of their inputs and outputs.
     "resnet": 0.45,
-    # Its buckets are made by kernels with temporaries of their own.
+    # Kernels that compute the buckets allocate temporaries.
     "t5": 0.95,
 }
-"""Least share of the measured peak that the plan knows of; 1 for what is not listed."""
+"""Minimum share of the measured peak that the plan predicts; 1 for other models."""
 
 
-def test_allocator_events_by_hand() -> None:
+def test_allocator_events_of_three_tensors() -> None:
     """Three tensors, of which two are alive at once twice: sizes are rounded up to 64 bytes."""
 
     def call() -> None:
@@ -34,12 +34,12 @@ def test_allocator_events_by_hand() -> None:
         c = torch.empty(1, dtype=torch.uint8)
         del b, c
 
-    changes = memory_peak.allocator_changes(call)
+    changes = memory_peak.record_allocations(call)
     assert changes == [128, 1024, -128, 64, -1024, -64]
     assert measure.peak_of_changes(changes) == 1152
 
 
-def test_models_are_equal_every_time() -> None:
+def test_models_are_deterministic() -> None:
     for name in memory_models.QUICK:
         first, second = (memory_models.MODELS[name].make() for _ in range(2))
         assert not first[0].training
@@ -50,7 +50,7 @@ def test_models_are_equal_every_time() -> None:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Kernels with temporaries have them for each thread."""
+    """Some kernels have temporaries per thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
@@ -61,32 +61,34 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.parametrize("name", ["gpt2", "ragged_mlp", "resnet"])
 @pytest.mark.usefixtures("two_threads")
 def test_inference_peak(name: str) -> None:
-    """Never above the lowest of stock's, the plan is at its bound, the prediction holds."""
+    """The peak is at most Inductor's lowest, and the plan is at its lower bound."""
     (graph,) = memory_peak.measure_model(
-        name, training=False, ways=("default", "pools", "no reuse", "ours")
+        name, training=False, modes=("default", "pools", "no reuse", "ours")
     )
-    assert memory_peak.regressions([graph]) == []
+    assert memory_peak.find_regressions([graph]) == []
     plan = graph.plans["ours"]
     assert plan.peak == plan.lower_bound
     assert PREDICTED.get(name, 1) <= plan.peak / graph.peaks["ours"] <= 1
 
 
-def test_table() -> None:
-    """The rows fit the schema; a summary stands before the graphs."""
+def test_rows_of_two_graphs() -> None:
+    """The rows follow the schema, and include a summary."""
     plan = memory_peak.Plan(150, 100, 200, None, 3, 4, 5, ((60, 50), (30, 30)), "arenas", 0.25)
     peaks = {"eager": 400, "default": 300, "pools": 250, "no reuse": 200, "ours": 200}
     graphs = [
         memory_peak.Graph("a", "inference", peaks, {"ours": plan}, {"pools": 0.5}),
         memory_peak.Graph("b", "forward", {**peaks, "default": 200, "ours": 400}),
     ]
-    rows = memory_peak.table_rows(graphs)
+    rows = memory_peak.make_rows(graphs)
     results.validate(
         {**results.collect_header("memory-peak", "python"), "rows": [dict(row) for row in rows]}
     )
-    found = {(row["case"], row["metric"]): row for row in rows}
-    mean = found["all, geometric mean", "runtime peak over no reuse"]
+    table = {(row["case"], row["metric"]): row for row in rows}
+    mean = table["all, geometric mean", "runtime peak over no reuse"]
     assert mean["ours"] == pytest.approx(2**0.5)
     assert mean["stock"] == pytest.approx(1.5**0.5)
-    assert found["a inference", "plan over lower bound"]["ours"] == 1.5
-    assert found["a inference", "planning"]["stock"] == 500
-    assert memory_peak.regressions(graphs) == ["b forward: 200 bytes above the lowest of stock's"]
+    assert table["a inference", "plan over lower bound"]["ours"] == 1.5
+    assert table["a inference", "planning"]["stock"] == 500
+    assert memory_peak.find_regressions(graphs) == [
+        "b forward: 200 bytes above Inductor's lowest peak"
+    ]

@@ -1,4 +1,4 @@
-"""The outcome of a pytest run as a result."""
+"""The outcomes of a pytest run as a result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.harness import pytest_report, pytest_results, results
 
-FOUND: dict[str, pytest_results.Outcome] = {
+OUTCOMES: dict[str, pytest_results.Outcome] = {
     "test/test_a.py::one": "passed",
     "test/test_a.py::TestB::two": "failed",
     "test/test_a.py::three[x-y]": "failed",
@@ -24,7 +24,7 @@ FOUND: dict[str, pytest_results.Outcome] = {
 
 
 def test_counts_by_file() -> None:
-    rows = list(pytest_report.rows(FOUND))
+    rows = list(pytest_report.count_outcomes(OUTCOMES))
     counts = {(row["case"], row["metric"]): row["ours"] for row in rows}
     assert counts == {
         ("test/test_a.py", "passed"): 1,
@@ -39,29 +39,29 @@ def test_counts_by_file() -> None:
 
 def test_rows_are_valid_results() -> None:
     header = results.collect_header("gpu-tests", "python -m benchmarks.harness.pytest_report")
-    document = {**header, "rows": list(pytest_report.rows(FOUND))}
+    document = {**header, "rows": list(pytest_report.count_outcomes(OUTCOMES))}
     results.validate(document)
 
 
 @pytest.fixture
 def in_background() -> Iterator[None]:
-    """Processes are started as a shell does it in the background."""
+    """Ignore SIGINT, as shells do in processes that they start in the background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("in_background")
-def test_a_run_that_is_ended_keeps_what_it_has_done(
+def test_interrupted_run_reports_finished_tests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = tmp_path / "begun"
+    started = tmp_path / "started"
     tests = tmp_path / "test_some.py"
     tests.write_text(
         "import pathlib, time\n"
         "def test_fails(): assert False\n"
         "def test_passes(): pass\n"
-        f"def test_goes_on(): pathlib.Path({str(begun)!r}).touch(); time.sleep(600)\n"
+        f"def test_sleeps(): pathlib.Path({str(started)!r}).touch(); time.sleep(600)\n"
     )
 
     class Process(subprocess.Popen[bytes]):
@@ -70,7 +70,7 @@ def test_a_run_that_is_ended_keeps_what_it_has_done(
         def wait(self, timeout: float | None = None) -> int:
             if timeout is None or self.interrupts == 2:
                 return super().wait(timeout)
-            while not begun.exists():
+            while not started.exists():
                 time.sleep(0.01)
             raise subprocess.TimeoutExpired(self.args, timeout)
 
@@ -82,14 +82,14 @@ def test_a_run_that_is_ended_keeps_what_it_has_done(
     monkeypatch.setattr(pytest_report.subprocess, "Popen", Process)
     (tmp_path / "pytest.ini").touch()
     monkeypatch.chdir(tmp_path)
-    asked = ["gpu-tests", "--budget-seconds", "5", "--json-out", "."]
-    assert pytest_report.main([*asked, "--", tests.name]) == pytest.ExitCode.INTERRUPTED
+    options = ["gpu-tests", "--budget-seconds", "5", "--json-out", "."]
+    assert pytest_report.main([*options, "--", tests.name]) == pytest.ExitCode.INTERRUPTED
     (path,) = tmp_path.glob("gpu-tests/*.json")
-    found = results.read(path)["rows"]
-    assert {row["metric"]: row["ours"] for row in found}["failed"] == 1
-    assert {row["metric"]: row["ours"] for row in found}["passed"] == 1
+    rows = results.read(path)["rows"]
+    assert {row["metric"]: row["ours"] for row in rows}["failed"] == 1
+    assert {row["metric"]: row["ours"] for row in rows}["passed"] == 1
     ended = "ended after 5 s, with tests left"
-    notes = {row["metric"]: row["note"] for row in found}
+    notes = {row["metric"]: row["note"] for row in rows}
     assert notes == {"passed": ended, "skipped": ended, "failed": f"{ended}; test_fails"}
 
 
@@ -117,12 +117,12 @@ def test_fails(x): assert x == "a"
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1", "--dist", "loadgroup")], ids=["", "xdist"])
-def test_each_test_has_one_outcome(workers: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_test_has_one_outcome(workers: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").touch()
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_other.py").write_text("import nothing_of_this_name\n")
-    file = tmp_path / "outcomes"
-    plugin = ("-p", "benchmarks.harness.pytest_results", "--outcomes", str(file))
+    file = tmp_path / "test_results"
+    plugin = ("-p", "benchmarks.harness.pytest_results", "--test-results", str(file))
     subprocess.run(
         [
             sys.executable,
@@ -150,29 +150,29 @@ def test_each_test_has_one_outcome(workers: tuple[str, ...], tmp_path: Path) -> 
     }
 
 
-def test_a_file_that_nobody_wrote_has_no_outcomes(tmp_path: Path) -> None:
+def test_absent_file_has_no_outcomes(tmp_path: Path) -> None:
     assert pytest_results.read(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1", "--dist", "loadgroup")], ids=["", "xdist"])
-def test_a_run_goes_on_where_another_has_ended(
+def test_run_continues_earlier_test_results(
     workers: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pytest.ini").touch()
     ran = tmp_path / "ran"
     file = tmp_path / "test_some.py"
     file.write_text(
-        TESTS + f"\n@pytest.fixture(autouse=True)\ndef told(request):\n"
+        TESTS + f"\n@pytest.fixture(autouse=True)\ndef log(request):\n"
         f"    open({str(ran)!r}, 'a').write(request.node.originalname + ' ')\n"
     )
     monkeypatch.chdir(tmp_path)
-    asked = ["gpu-tests", "--json-out", ".", "--keep", "kept", "--"]
-    # The first one without xdist, which gives some tests other names.
-    assert pytest_report.main([*asked, "-k", "test_passes or test_fails", file.name]) == 1
+    options = ["gpu-tests", "--json-out", ".", "--keep", "kept", "--"]
+    # The first run is without xdist, which adds the group to node ids.
+    assert pytest_report.main([*options, "-k", "test_passes or test_fails", file.name]) == 1
     assert ran.read_text() == "test_passes test_fails test_fails "
     file.write_text(file.read_text().replace('assert x == "a"', "pass"))
     ran.unlink()
-    assert pytest_report.main([*asked, *workers, file.name]) == 1
+    assert pytest_report.main([*options, *workers, file.name]) == 1
     assert sorted(ran.read_text().split()) == [
         "test_breaks_at_the_end",
         "test_fails",
@@ -180,6 +180,33 @@ def test_a_run_goes_on_where_another_has_ended(
         "test_skips",
     ]
     (path,) = tmp_path.glob("gpu-tests/*.json")
-    found = {row["metric"]: row["ours"] for row in results.read(path)["rows"]}
-    # What was expected to fail counts as skipped, and what failed at first has passed.
-    assert found == {"passed": 3, "failed": 1, "skipped": 2}
+    counts = {row["metric"]: row["ours"] for row in results.read(path)["rows"]}
+    # An expected failure counts as skipped; the parametrized test passed in the second run.
+    assert counts == {"passed": 3, "failed": 1, "skipped": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["absent.py"], pytest.ExitCode.USAGE_ERROR),
+        (["-k", "nothing", "test_some.py"], pytest.ExitCode.NO_TESTS_COLLECTED),
+        (["test_crashing.py"], 1),
+    ],
+)
+def test_run_without_finished_tests_writes_no_result(
+    arguments: list[str],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "test_some.py").write_text(TESTS)
+    kill = "import os, signal\ndef test_kill(): os.kill(os.getpid(), signal.SIGKILL)\n"
+    (tmp_path / "test_crashing.py").write_text(kill)
+    monkeypatch.chdir(tmp_path)
+    assert pytest_report.main(["gpu-tests", "--json-out", "out", "--", *arguments]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pytest ended with exit code")
+    assert line.endswith("before any test finished; no result of gpu-tests is written.")
+    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The results format: what it accepts, what it refuses and where, and every committed result."""
+"""The format of results, every committed result, and the measurements of memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def changed(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def make_document(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     document = copy.deepcopy(DOCUMENT)
     change(document)
     return document
@@ -59,22 +59,22 @@ README = results.CHECKOUT / "benchmarks" / "README.md"
 @pytest.mark.parametrize(
     "path", COMMITTED, ids=[f"{path.parent.name}-{path.stem}" for path in COMMITTED]
 )
-def test_committed_result_is_valid_and_names_no_machine(path: Path) -> None:
+def test_committed_results_are_valid_without_paths(path: Path) -> None:
     document = results.read(path)
-    # Beyond the command, which `validate` looks at, notes and cases are free text.
+    # `validate` checks the command; notes and cases are free text.
     assert not re.search(r"(?<![\w.])/(?:home|root|tmp|work|opt|usr|mnt)\b", path.read_text())
     assert document["suite"] in results.render_table(document)
 
 
-def test_results_folder_holds_results_only() -> None:
+def test_results_folder_has_only_results() -> None:
     files = {path for path in results.RESULTS.rglob("*") if path.is_file()}
     assert files == set(COMMITTED)
 
 
 def test_valid_documents() -> None:
     results.validate(DOCUMENT)
-    results.validate(changed(lambda d: d.update(commit=None)))
-    results.validate(changed(lambda d: d.update(commit=d["commit"] + "-dirty")))
+    results.validate(make_document(lambda d: d.update(commit=None)))
+    results.validate(make_document(lambda d: d.update(commit=d["commit"] + "-dirty")))
 
 
 @pytest.mark.parametrize(
@@ -111,26 +111,26 @@ def test_valid_documents() -> None:
         (
             lambda d: d["rows"][1].update(ours=None, stock=None, eager=None),
             "rows[1]",
-            "no contender",
+            "no variant",
         ),
         (lambda d: d["rows"][1].update(metric="latency"), "rows[1]", "rows[0] again"),
     ],
 )
-def test_invalid_document_is_refused_with_the_path(
+def test_error_names_the_invalid_field(
     change: Callable[[dict[str, Any]], object], path: str, why: str
 ) -> None:
     with pytest.raises(results.InvalidResultError) as caught:
-        results.validate(changed(change))
+        results.validate(make_document(change))
     assert caught.value.fields["path"] == path
     assert why in caught.value.fields["why"]
 
 
-def test_anything_but_an_object_is_refused() -> None:
+def test_document_must_be_an_object() -> None:
     with pytest.raises(results.InvalidResultError, match="the document"):
         results.validate([DOCUMENT])
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_documents_are_read_as_written(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     path = results.write(folder, DOCUMENT)
     assert path == folder / "gemm" / "nvidia-h100-80gb-hbm3.json"
@@ -142,12 +142,12 @@ def test_failed_write_keeps_the_old_result(tmp_path: Path, monkeypatch: Any) -> 
     path = results.write(tmp_path, DOCUMENT)
     before = path.read_bytes()
     with pytest.raises(results.InvalidResultError):
-        results.write(tmp_path, changed(lambda d: d["rows"][0].update(unit="")))
-    newer = changed(lambda d: d.update(date="2026-02-01T12:00:00Z"))
-    half = Path.write_text
+        results.write(tmp_path, make_document(lambda d: d["rows"][0].update(unit="")))
+    newer = make_document(lambda d: d.update(date="2026-02-01T12:00:00Z"))
+    write_text = Path.write_text
 
     def write_half(self: Path, text: str) -> int:
-        half(self, text[: len(text) // 2])
+        write_text(self, text[: len(text) // 2])
         raise OSError("disk full")
 
     monkeypatch.setattr(Path, "write_text", write_half)
@@ -169,7 +169,7 @@ def test_reading_checks_syntax_folder_and_name(name: str, tmp_path: Path) -> Non
         results.read(file)
 
 
-def test_header_of_this_machine_makes_a_valid_document() -> None:
+def test_header_of_this_machine_is_valid() -> None:
     command = "python -m benchmarks.gemm.run"
     header = results.collect_header("gemm", command, packages=["pytest", "nil"])
     results.validate({**header, "rows": [ROW]})
@@ -178,7 +178,7 @@ def test_header_of_this_machine_makes_a_valid_document() -> None:
     assert "nil" not in header["versions"]
 
 
-def test_an_unwritable_run_is_refused_at_the_start() -> None:
+def test_header_rejects_invalid_commit_and_command() -> None:
     command = "python -m benchmarks.gemm.run"
     header = results.collect_header("gemm", command, commit="0123456789" * 4)
     assert header["commit"] == "0123456789" * 4
@@ -188,7 +188,7 @@ def test_an_unwritable_run_is_refused_at_the_start() -> None:
         results.collect_header("gemm", f"{command} --json-out /tmp")
 
 
-def test_given_hardware_is_kept_and_torch_not_imported() -> None:
+def test_header_with_hardware_does_not_import_torch() -> None:
     program = """
 import sys
 from benchmarks.harness import results
@@ -205,17 +205,8 @@ print(header["hardware"], "torch" in sys.modules, "torch" in header["versions"])
     assert run.stdout.split() == ["some-gpu", "False", "True"]
 
 
-def test_hardware_slug_of_the_cpu(monkeypatch: Any) -> None:
-    import torch
-
-    monkeypatch.setattr(results, "_cpu_model", lambda: "AMD EPYC 9R14")
-    monkeypatch.setattr(results.os, "sched_getaffinity", lambda _: {0, 1, 5})
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert results.hardware_slug("cpu") == "amd-epyc-9r14-3-cores-avx2"
-
-
 @pytest.mark.parametrize(
-    ("line", "slug"),
+    ("line", "name"),
     [
         (
             "model name\t: Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz",
@@ -224,57 +215,64 @@ def test_hardware_slug_of_the_cpu(monkeypatch: Any) -> None:
         ("model name\t: AMD EPYC", "amd-epyc"),
     ],
 )
-def test_cpu_model_without_decoration(line: str, slug: str, monkeypatch: Any) -> None:
+def test_hardware_of_a_cpu(line: str, name: str, monkeypatch: Any) -> None:
+    import torch
+
     monkeypatch.setattr(Path, "read_text", lambda self: f"processor\t: 0\n{line}\nflags\t: fpu\n")
-    assert results._slug(results._cpu_model()) == slug
+    monkeypatch.setattr(results.os, "sched_getaffinity", lambda _: {0, 1, 5})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert results.name_hardware("cpu") == f"{name}-3-cores-avx2"
 
 
-def test_hardware_slug_of_a_gpu(monkeypatch: Any) -> None:
+def test_hardware_of_a_gpu(monkeypatch: Any) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    assert results.hardware_slug() == "nvidia-h100-80gb-hbm3"
+    assert results.name_hardware() == "nvidia-h100-80gb-hbm3"
 
 
-def test_commit_is_dirty_for_code_and_not_for_results(tmp_path: Path, monkeypatch: Any) -> None:
+def test_changed_code_makes_the_commit_dirty(tmp_path: Path, monkeypatch: Any) -> None:
+    def read_commit() -> str | None:
+        return results.collect_header("gemm", "python x.py", "some-gpu")["commit"]
+
     def git(*arguments: str) -> None:
         identity = ["-c", "user.name=n", "-c", "user.email=e@example.com"]
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
 
     monkeypatch.setattr(results, "CHECKOUT", tmp_path)
-    assert results._commit() is None
+    assert read_commit() is None
     (tmp_path / "code.py").write_text("a = 1\n")
     git("init", "--quiet")
     git("add", ".")
     git("commit", "--quiet", "--message", "code")
-    clean = results._commit()
+    clean = read_commit()
     assert clean is not None
     assert re.fullmatch("[0-9a-f]{40}", clean)
     folder = tmp_path / "benchmarks" / "results"
     folder.mkdir(parents=True)
     (folder / "x.json").write_text("{}")
-    assert results._commit() == clean
+    assert read_commit() == clean
     (tmp_path / "code.py").write_text("a = 2\n")
-    assert results._commit() == f"{clean}-dirty"
+    assert read_commit() == f"{clean}-dirty"
 
 
-def test_command_line_holds_no_absolute_path() -> None:
+def test_command_has_no_absolute_paths() -> None:
     inside = results.CHECKOUT / "examples" / "quickstart.py"
     outside = "/somewhere/out"
-    line = results.command_line(
+    line = results.format_command(
         [str(inside), "--json-out", outside, f"--cache={outside}", "--mode=x", "a b"]
     )
     assert line == "python examples/quickstart.py --json-out out --cache=out --mode=x 'a b'"
-    results.validate(changed(lambda d: d.update(command=line)))
+    results.validate(make_document(lambda d: d.update(command=line)))
 
 
 @pytest.mark.parametrize("name", ["benchmarks.gemm.run", "benchmarks.gemm.run.__main__"])
-def test_command_line_of_a_module(name: str, monkeypatch: Any) -> None:
+def test_command_of_a_module(name: str, monkeypatch: Any) -> None:
     spec = importlib.machinery.ModuleSpec(name, None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
     monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/gemm/run.py", "a", "/b/c"])
-    assert results.command_line() == "python -m benchmarks.gemm.run a c"
+    assert results.format_command() == "python -m benchmarks.gemm.run a c"
 
 
 TABLE = """\
@@ -290,24 +288,28 @@ gemm 64x64x64
 """
 
 
-def test_table() -> None:
+def test_rendered_table() -> None:
     assert results.render_table(DOCUMENT) == TABLE
 
 
 def test_table_marks_differences_within_the_spread() -> None:
-    def ratio(ours: float | None, stock: float | None, spread: float | None) -> str:
-        row = {**ROW, "ours": ours, "stock": stock, "spread": spread}
-        return results._ratio(row)
+    def render_ratio(ours: float | None, stock: float | None, spread: float | None) -> str:
+        values = {"ours": ours, "stock": stock, "spread": spread, "note": None}
+        lines = results.render_table({**DOCUMENT, "rows": [{**ROW, **values}]}).splitlines()
+        (head,) = (line for line in lines if "ours/stock" in line)
+        (row,) = (line for line in lines if line.startswith("  latency"))
+        start = head.index("ours/stock")
+        return row[start : start + len("ours/stock")].strip()
 
-    assert ratio(9.6, 10, 0.05) == "~0.960"
-    assert ratio(9.4, 10, 0.05) == "0.940"
-    assert ratio(9.6, 10, None) == "0.960"
-    assert ratio(None, 10, 0.05) == ""
-    assert ratio(9.6, None, 0.05) == ""
-    assert ratio(9.6, 0, 0.05) == ""
+    assert render_ratio(9.6, 10, 0.05) == "~0.960"
+    assert render_ratio(9.4, 10, 0.05) == "0.940"
+    assert render_ratio(9.6, 10, None) == "0.960"
+    assert render_ratio(None, 10, 0.05) == ""
+    assert render_ratio(9.6, None, 0.05) == ""
+    assert render_ratio(9.6, 0, 0.05) == ""
 
 
-def test_cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_shows_and_validates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = results.write(tmp_path, DOCUMENT)
     bad = tmp_path / "bad.json"
     bad.write_text("{}")
@@ -370,17 +372,17 @@ def test_summary_of_measurements() -> None:
     assert measure.summarize([5.0, 1.0, 4.0, 2.0, 3.0]) == pytest.approx((3.0, 2 / 3))
 
 
-def test_contenders_alternate_and_change_places() -> None:
+def test_variants_alternate_and_rotate() -> None:
     order: list[str] = []
 
-    def measured(name: str) -> Callable[[], float]:
+    def make_measurement(name: str) -> Callable[[], float]:
         def call() -> float:
             order.append(name)
             return float(len(order))
 
         return call
 
-    values = measure.alternate({name: measured(name) for name in "abc"}, 3)
+    values = measure.alternate({name: make_measurement(name) for name in "abc"}, 3)
     assert "".join(order) == "abcbcacab"
     assert values == {"a": [1.0, 6.0, 8.0], "b": [2.0, 4.0, 9.0], "c": [3.0, 5.0, 7.0]}
 
@@ -388,7 +390,7 @@ def test_contenders_alternate_and_change_places() -> None:
 def test_peak_of_changes() -> None:
     assert measure.peak_of_changes([]) == 0
     assert measure.peak_of_changes([5, 7, -5, 4, -11]) == 12
-    # Freed memory that was there before leaves the peak at the start.
+    # Memory from before the sequence may be freed.
     assert measure.peak_of_changes([-5, 3]) == 0
 
 
@@ -402,7 +404,7 @@ def test_peak_allocated_in_eager_mode() -> None:
         third = torch.ones(1 << 19)
         return second[: 1 << 19].add_(third)
 
-    # `first` and `second` of 4 MiB each; when `third` comes, `first` is gone.
+    # `first` and `second` have 4 MiB; `first` is freed before `third` is allocated.
     assert measure.peak_allocated(call) == 8 << 20
 
 
@@ -412,15 +414,15 @@ def test_peak_allocated_by_compiled_code() -> None:
     program = torch.compile(lambda a: a @ a @ a)
     argument = torch.ones(512, 512)
     program(argument)
-    # The intermediate and the result: a product cannot be written over its own operand.
+    # The intermediate and the result: a matmul cannot overwrite its operand.
     assert measure.peak_allocated(lambda: program(argument)) == 2 * argument.nbytes
 
 
 def test_resident_memory_of_this_process() -> None:
-    now, highest = measure.resident()
-    assert 0 < now <= highest
-    # From the kernel: an allocator may hand out pages that are resident since earlier tests.
+    now, peak = measure.resident()
+    assert 0 < now <= peak
+    # mmap: an allocator may reuse pages that are resident since earlier tests.
     with mmap.mmap(-1, 64 << 20) as block:
         block[:: 1 << 12] = b"x" * (len(block) >> 12)
-        after, highest = measure.resident()
-        assert highest >= after >= now + len(block) - (4 << 20)
+        after, peak = measure.resident()
+        assert peak >= after >= now + len(block) - (4 << 20)

@@ -1,4 +1,4 @@
-"""Measuring a table's products again, and merging what was found."""
+"""Measuring the GEMMs of a tuning table again, and merging the results."""
 
 from __future__ import annotations
 
@@ -28,59 +28,59 @@ def entry(problem: GemmProblem, measured: int = 1, templates: str = "old") -> Tu
     return dataclasses.replace(TuningResult.of(problem, decision, environment), measured=measured)
 
 
-def test_parts_cover_the_table_with_large_and_small_matmuls() -> None:
+def test_parts_mix_large_and_small_matmuls() -> None:
     table = [entry(item) for item in PROBLEMS]
-    first, second = (retune_tables.problems(table, part, 2) for part in (1, 2))
+    first, second = (retune_tables.list_problems(table, part, 2) for part in (1, 2))
     assert sorted(first + second, key=lambda x: x.k) == PROBLEMS
     assert [item.k for item in first] == [32, 96, 160]
 
 
-def test_known_and_cutlass_problems_are_not_measured() -> None:
+def test_excluded_and_cutlass_problems_are_skipped() -> None:
     table = [entry(PROBLEMS[0]), entry(PROBLEMS[1], templates="old+cutlass"), entry(PROBLEMS[2])]
-    assert retune_tables.problems(table, 1, 1, known=table[:1]) == [PROBLEMS[2]]
+    assert retune_tables.list_problems(table, 1, 1, excluded=table[:1]) == [PROBLEMS[2]]
 
 
-def test_the_suite_s_are_measured_with_what_gates_there() -> None:
+def test_problems_of_the_suite_keep_their_activation() -> None:
     problem = CASES["GEGLU 2048x5120x1280"].problem
     stored = GemmProblem.from_json(problem.to_json())
-    (found,) = retune_tables.problems([entry(stored)], 1, 1)
+    (problem,) = retune_tables.list_problems([entry(stored)], 1, 1)
     assert stored.details.activation == "silu"
-    assert (found.details.activation, found.details.packed_first) == ("gelu", "up")
+    assert (problem.details.activation, problem.details.packed_first) == ("gelu", "up")
 
 
-def test_the_newest_result_of_a_matmul_counts() -> None:
+def test_newest_result_of_a_matmul_counts() -> None:
     old, new = entry(PROBLEMS[0], 1, "old"), entry(PROBLEMS[0], 2, "new")
     other = entry(PROBLEMS[1], 1, "old")
-    assert results.merge_results(retune_tables.newest([new, old, other])) == results.merge_results(
-        [other, new]
-    )
+    assert results.merge_results(
+        retune_tables.select_newest([new, old, other])
+    ) == results.merge_results([other, new])
 
 
 def test_measured_matmuls_are_merged_into_a_table(tmp_path: Path) -> None:
     table, part = tmp_path / "table.json", tmp_path / "part.json"
     results.write_table(table, [entry(item) for item in PROBLEMS[:2]])
-    found = retune_tables.measure(PROBLEMS[:1], H200, cpu_bench, part, 60.0)
-    assert [case.problem for case in found] == PROBLEMS[:1]
+    entries = retune_tables.measure(PROBLEMS[:1], H200, cpu_bench, part, 60.0)
+    assert [result.problem for result in entries] == PROBLEMS[:1]
     assert retune_tables.main(["--table", str(table), "merge", str(part)]) == 0
-    merged = {case.problem: case for case in results.read_table(table)}
+    merged = {result.problem: result for result in results.read_table(table)}
     assert set(merged) == set(PROBLEMS[:2])
-    assert merged[PROBLEMS[0]] == found[0]
+    assert merged[PROBLEMS[0]] == entries[0]
     assert merged[PROBLEMS[1]].environment.templates == "old"
 
 
-def test_a_table_that_is_not_there_is_made_of_what_was_measured(tmp_path: Path) -> None:
+def test_merge_creates_a_new_table(tmp_path: Path) -> None:
     table, part = tmp_path / "table.json", tmp_path / "part.json"
     results.write_table(part, [entry(PROBLEMS[0])])
     assert retune_tables.main(["--table", str(table), "merge", str(part)]) == 0
     assert results.read_table(table) == [entry(PROBLEMS[0])]
 
 
-def test_nothing_is_begun_once_time_is_up(tmp_path: Path) -> None:
+def test_no_matmul_starts_after_the_budget(tmp_path: Path) -> None:
     assert retune_tables.measure(PROBLEMS, H200, cpu_bench, tmp_path / "part.json", -1.0) == []
     assert not list(tmp_path.iterdir())
 
 
-def test_a_part_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_part_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         retune_tables.main(["measure", "--part", "5/4", "--out", "x.json"])
-    assert "5/4 is no part such as 1/4" in capsys.readouterr().err
+    assert "5/4 is not a part such as 1/4" in capsys.readouterr().err

@@ -216,7 +216,7 @@ def _measure_peak(function: Callable[..., Any], program: Program) -> int:
     """Peak of the allocator, in bytes, during the first call."""
     arguments = program.arguments(0)
     with torch.set_grad_enabled(program.training):
-        changes = memory_peak.allocator_changes(lambda: function(*arguments))
+        changes = memory_peak.record_allocations(lambda: function(*arguments))
     return measure.peak_of_changes(changes)
 
 

@@ -324,7 +324,7 @@ def _duration(seconds: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; return 1 if inductor_ext fails where Inductor does not, otherwise 0."""
     options = _arguments(arguments)
-    header = results_format.collect_header("op-sweep", results_format.command_line())
+    header = results_format.collect_header("op-sweep", results_format.format_command())
     chosen = _chosen_cases(options)
     cases = supported(chosen)
     extent = "all" if options.all else "some"

@@ -21,7 +21,7 @@ from torch._inductor.utils import run_and_get_code
 import inductor_ext
 from benchmarks.harness import measure
 from benchmarks.memory import models as memory_models
-from benchmarks.memory.peak import allocator_changes
+from benchmarks.memory.peak import record_allocations
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
 from test.support import compile_util
@@ -59,7 +59,7 @@ def compiled_peak(
     compiled = torch.compile(function, backend=backend, options=options, fullgraph=True)
     with torch.no_grad():
         compiled(*inputs)
-        return measure.peak_of_changes(allocator_changes(lambda: compiled(*inputs)))
+        return measure.peak_of_changes(record_allocations(lambda: compiled(*inputs)))
 
 
 # --- values -------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_peak_is_the_schedules_own_for_other_batches() -> None:
             compiled(*graph.make_inputs())
             for rows in (3, 12, 64, 384):
                 call = functools.partial(compiled, matrix(rows, seed=rows), w)
-                changes = allocator_changes(call)
+                changes = record_allocations(call)
                 peaks.setdefault(backend, []).append(measure.peak_of_changes(changes))
     for ours, floor in zip(peaks[BACKEND], peaks["inductor"], strict=True):
         assert ours <= 1.05 * floor
@@ -197,7 +197,7 @@ def test_output_keeps_no_more_than_itself() -> None:
             assert_same(compiled(*inputs), dense(*inputs))
             kept: list[torch.Tensor] = []
             call = functools.partial(lambda f, out: out.append(f(*inputs)), compiled, kept)
-            held[backend] = sum(allocator_changes(call))
+            held[backend] = sum(record_allocations(call))
     assert held[BACKEND] == SIDE * 4
     if held["inductor"] <= SIDE * 4:
         pytest.skip("stock's output owns its memory on this torch")

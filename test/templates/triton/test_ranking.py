@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gemm.fit_cost_model import Measurement, error
+from benchmarks.gemm.fit_cost_model import Measurement, compute_error
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem
@@ -241,7 +241,7 @@ class TestKernels:
             for timed in TIMED
             for config, microseconds in list(timed.microseconds.items())[:12]
         ]
-        assert math.sqrt(error(known, DEFAULT)) < 0.15
+        assert math.sqrt(compute_error(known, DEFAULT)) < 0.15
 
 
 class TestMeasured:
