@@ -84,7 +84,9 @@ def aoti_compile_and_package(
             return _package(programs, path, patches, settings)
 
     def choices_key(program: ExportedProgram) -> str:
-        return _compute_choices_key(program, settings)
+        from inductor_ext.lowerings.graph import post_grad_pass
+
+        return post_grad_pass.cache_key(settings, program.graph_module)
 
     start = time.perf_counter()
     # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
@@ -96,12 +98,6 @@ def aoti_compile_and_package(
         record = PackageRecord(path=result, bytes=os.path.getsize(result), seconds=seconds)
         events.emit(record, event_log=settings.event_log)
     return result
-
-
-def _compute_choices_key(program: ExportedProgram, settings: Settings) -> str:
-    from inductor_ext.lowerings.graph import post_grad_pass
-
-    return post_grad_pass.cache_key(settings, program.graph_module)
 
 
 def _check_programs(argument: Any) -> dict[str, ExportedProgram]:

@@ -52,7 +52,7 @@ _OTHER_HOOKS = (
         "autotuning_folder",
         "read",
         ("torch._inductor.runtime.cache_dir_utils.default_cache_dir",),
-        "report.doctor",
+        "storage.paths",
         "Returns the path of the cache folder without creating it.",
     ),
     Hook(

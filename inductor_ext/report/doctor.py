@@ -32,7 +32,6 @@ meaning):
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import platform
 import stat
@@ -44,8 +43,10 @@ from inductor_ext import _compat, exc, settings
 from inductor_ext.hooks import registry
 from inductor_ext.hooks.hook_table import HOOKS
 from inductor_ext.memory.planner.peak_report import human_bytes
+from inductor_ext.storage.paths import default_inductor_folder
 from inductor_ext.toolchain import components
 from inductor_ext.toolchain.components import Component, Feature
+from inductor_ext.toolchain.probes.common import package_version
 from inductor_ext.toolchain.probes.cuda import cuda_devices
 
 _SCHEMA = 1
@@ -174,7 +175,7 @@ def examine() -> Report:
         },
         platform=_describe_platform(),
         versions={
-            **{name: _find_version(name) for name in _DISTRIBUTIONS},
+            **{name: package_version(name) for name in _DISTRIBUTIONS},
             "torch": torch["version"],  # unlike the distribution's version, includes the build
         },
         torch=torch,
@@ -199,7 +200,6 @@ def _describe_platform() -> dict[str, str]:
 
 
 def _read_environment() -> dict[str, str]:
-    """Return the relevant environment variables that are set."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -222,13 +222,6 @@ def _find_compiler_problems(features: dict[str, Feature]) -> list[Problem]:
     ]
 
 
-def _find_version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _describe_torch(part: Component) -> dict[str, Any]:
     cuda = None
     if part.available:
@@ -244,7 +237,6 @@ def _describe_torch(part: Component) -> dict[str, Any]:
 
 
 def _check_hooks(part: Component) -> dict[str, Any]:
-    """Check the declared hooks against the installed torch."""
     if not part.available or part.path is None or part.version is None:
         return {"checked": 0, "fit": 0, "misfits": []}
     version = part.version
@@ -376,9 +368,9 @@ def _query_memory_bytes() -> int | None:
 
 def _find_caches(torch: Component) -> tuple[list[Cache], list[Problem]]:
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if inductor is None and torch.available and torch.path is not None:
+    if inductor is None and torch.available:
         try:
-            inductor = _find_default_cache(torch.path)
+            inductor = default_inductor_folder()
         except (ImportError, KeyError, OSError) as error:
             # In a container, the user may have a numeric id without a name, which not every torch
             # supports.
@@ -393,18 +385,6 @@ def _find_caches(torch: Component) -> tuple[list[Cache], list[Problem]]:
     # Inductor puts Triton's cache into its own folder, unless the user has set another one.
     triton = os.environ.get("TRITON_CACHE_DIR") or os.path.join(inductor, "triton")
     return [_describe_cache("inductor", inductor), _describe_cache("triton", triton)], []
-
-
-def _find_default_cache(torch_folder: str) -> str:
-    # Importing torch._inductor would create the folder and set the environment variable that a user
-    # may use to choose another one. The module that computes the path can be loaded on its own.
-    file = os.path.join(torch_folder, "_inductor", "runtime", "cache_dir_utils.py")
-    spec = importlib.util.spec_from_file_location("cache_dir_utils", file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return str(module.default_cache_dir())
 
 
 def _describe_cache(name: str, path: str) -> Cache:

@@ -13,19 +13,29 @@ def artifact_folder(override: str | None = None) -> pathlib.Path:
         return pathlib.Path(override).absolute()
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if inductor is None:
-        # Load only the module that knows the path, because importing torch._inductor takes seconds.
-        # The module needs nothing else of Inductor.
-        torch = importlib.util.find_spec("torch")
-        assert torch is not None
-        assert torch.origin is not None
-        file = pathlib.Path(torch.origin).parent / "_inductor" / "runtime" / "cache_dir_utils.py"
-        spec = importlib.util.spec_from_file_location("cache_dir_utils", file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        inductor = str(module.default_cache_dir())
+        inductor = default_inductor_folder()
     return pathlib.Path(inductor).absolute() / "inductor_ext" / "artifacts"
+
+
+def default_inductor_folder() -> str:
+    """Return the folder that Inductor uses for its caches unless an environment variable names one.
+
+    Raises:
+        ImportError: torch is not installed.
+        KeyError, OSError: the user has no name, which some torch releases do not support.
+    """
+    # Importing torch._inductor takes seconds, creates the folder and sets the environment variable
+    # that names it. The module that computes the path needs nothing else of Inductor.
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise ImportError("torch is not installed")
+    file = pathlib.Path(torch.origin).parent / "_inductor" / "runtime" / "cache_dir_utils.py"
+    spec = importlib.util.spec_from_file_location("cache_dir_utils", file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return str(module.default_cache_dir())
 
 
 def kernel_folder(override: str | None = None) -> pathlib.Path:

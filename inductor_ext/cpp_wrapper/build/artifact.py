@@ -149,11 +149,11 @@ class ArtifactBuilder:
         content = [wrapper_code, repr(link_command), kernel_key, kernel_code]
         if self.collected is None:
             content += digests(self.constants, self.plan)
-        write = _SourceWriter(self.folder, "\0".join(content))
-        wrapper_path = write(wrapper_code, "wrapper.cpp")
+        write = functools.partial(_write_source, self.folder, "\0".join(content))
+        wrapper_path = write("wrapper.cpp", wrapper_code)
         self.sources["wrapper"] = (wrapper_path, wrapper_code)
         if not self.only_sources:
-            self.sources["kernel"] = (write(kernel_code, "kernel.cpp"), kernel_code)
+            self.sources["kernel"] = (write("kernel.cpp", kernel_code), kernel_code)
         self.stem = wrapper_path.removesuffix(".cpp")
         _log_sources(self.sources)
         self.files += [path for path, _ in self.sources.values()]
@@ -188,7 +188,7 @@ class ArtifactBuilder:
             real = value.real_obj if isinstance(value, FakeScriptObject) else value
             file_names[name] = f"{CUSTOM_OBJ_FILENAME_PREFIX}{index}"
             path = os.path.join(folder, file_names[name])
-            with codecache_file(path) as file:
+            with _open_atomically(path) as file:
                 file.write(torch._C._pickle_save(real))
             self.files.append(path)
         if file_names:
@@ -288,7 +288,7 @@ class ArtifactBuilder:
         if path is not None:
             self.files.append(path)
             if self.collected is None:
-                with codecache_file(path) as file:
+                with _open_atomically(path) as file:
                     weights_layout.write(file, self.constants, self.plan)
                     if self.only_sources:
                         file.write(weights_layout.footer(self.plan))
@@ -391,40 +391,39 @@ def build_split(
         build([whole])
 
 
-class _SourceWriter:
-    """Writer of source files to Inductor's cache directory, or to one that the user requested."""
+def _write_source(folder: str, content: str, extension: str, code: str) -> str:
+    """Write a source file and return its path.
 
-    def __init__(self, folder: str, content: str) -> None:
-        """`folder` is the user's, or empty; the written files depend on `content` only."""
-        self.folder, self.content = folder, content
+    Args:
+        folder: the folder that the user requested; empty for Inductor's cache folder.
+        content: everything on which the written files depend.
+        extension: ending of the file name.
+        code: text of the file.
+    """
+    from torch._inductor import codecache, config
 
-    def __call__(self, code: str, extension: str) -> str:
-        from torch._inductor import codecache, config
-
-        name = config.aot_inductor.model_name_for_generated_files
-        if name is None:
-            _, path = codecache.write(
-                code, extension, extra=self.content, specified_dir=self.folder
-            )
-            return str(path)
-        # For models with the same name, Inductor's own writer would keep the first one's files.
-        key = codecache.code_hash(self.content)
-        _, folder, _ = codecache.get_path(key, extension, self.folder)
-        if not os.path.isabs(self.folder):
-            folder = os.path.join(folder, key)
-        os.makedirs(folder, exist_ok=True)
-        return _write_text(os.path.join(folder, f"{name}.{extension}"), code)
+    name = config.aot_inductor.model_name_for_generated_files
+    if name is None:
+        _, path = codecache.write(code, extension, extra=content, specified_dir=folder)
+        return str(path)
+    # For models with the same name, Inductor's own writer would keep the first one's files.
+    key = codecache.code_hash(content)
+    _, parent, _ = codecache.get_path(key, extension, folder)
+    if not os.path.isabs(folder):
+        parent = os.path.join(parent, key)
+    os.makedirs(parent, exist_ok=True)
+    return _write_text(os.path.join(parent, f"{name}.{extension}"), code)
 
 
 @contextlib.contextmanager
-def codecache_file(path: str) -> Iterator[Any]:
+def _open_atomically(path: str) -> Iterator[Any]:
     """Open a file for writing; it appears at `path` only once it is complete."""
     with atomic_write(path) as temporary, open(temporary, "wb") as file:
         yield file
 
 
 def _write_text(path: str, text: str) -> str:
-    with codecache_file(path) as file:
+    with _open_atomically(path) as file:
         file.write(text.encode())
     return path
 

@@ -75,17 +75,21 @@ class Compiler:
     def __init__(self, device_type: str, values: settings.Settings) -> None:
         """Read Inductor's flags under its current config."""
         from torch._inductor import config
+        from torch._inductor.cpp_builder import CppTorchDeviceOptions
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-        isa = pick_vec_isa()
         self.device_type = device_type
         self.settings = values
         self.target = cpu_target.current()
-        common = {"vec_isa": isa, "device_type": device_type, "aot_mode": True}
+        common: dict[str, Any] = {
+            "vec_isa": pick_vec_isa(),
+            "device_type": device_type,
+            "aot_mode": True,
+        }
         self._options: dict[str, Any] = {
-            "wrapper": _options(**common, compile_only=True, min_optimize=True),
-            "kernel": _options(**common, compile_only=True),
-            "link": _options(**common),
+            "wrapper": CppTorchDeviceOptions(**common, compile_only=True, min_optimize=True),
+            "kernel": CppTorchDeviceOptions(**common, compile_only=True),
+            "link": CppTorchDeviceOptions(**common),
         }
         self.program = shlex.split(self._options["wrapper"].get_compiler())
         debug = config.aot_inductor.debug_compile or config.aot_inductor.debug_symbols
@@ -339,12 +343,6 @@ def _runtime_key() -> str:
     return digest.hexdigest()
 
 
-def _options(**arguments: Any) -> Any:
-    from torch._inductor.cpp_builder import CppTorchDeviceOptions
-
-    return CppTorchDeviceOptions(**arguments)
-
-
 def _with_dashes(flags: Sequence[str]) -> list[str]:
     return [f"-{flag}" for flag in flags if flag]
 
@@ -353,15 +351,12 @@ def _split(arguments: Sequence[str]) -> list[str]:
     return [part for argument in arguments for part in shlex.split(argument)]
 
 
-def _torch_header(name: str) -> pathlib.Path:
-    import torch
-
-    return pathlib.Path(torch.__file__).parent / "include" / name
-
-
 def _interface_definitions() -> list[str]:
     """Return the macros that tell interface.cpp about this torch's interface."""
-    text = _torch_header("torch/csrc/inductor/aoti_runtime/interface.h").read_text()
+    import torch
+
+    headers = pathlib.Path(torch.__file__).parent / "include"
+    text = (headers / "torch/csrc/inductor/aoti_runtime/interface.h").read_text()
     return ["INDUCTOR_EXT_CONSTANT_PAIRS"] if "AOTInductorConstantMapEntry" in text else []
 
 

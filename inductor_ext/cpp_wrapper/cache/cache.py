@@ -19,6 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import events
 from inductor_ext.cpp_wrapper.cache import key as artifact_key
+from inductor_ext.cpp_wrapper.cache.fingerprint import UnkeyableError
+from inductor_ext.cpp_wrapper.package.output_path import PackagePath
 from inductor_ext.cpp_wrapper.records import ArtifactCacheRecord
 from inductor_ext.settings import Settings, parse_bytes
 from inductor_ext.storage.artifact_store import ArtifactStore
@@ -26,8 +28,6 @@ from inductor_ext.storage.paths import artifact_folder
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-
-Target = str | os.PathLike[str] | IO[bytes] | None
 
 _FILE = "model.pt2"
 
@@ -43,10 +43,10 @@ def open_store(settings: Settings) -> ArtifactStore:
 
 def compile_or_copy(
     programs: Mapping[str, ExportedProgram],
-    target: Target,
+    target: PackagePath | None,
     patches: Mapping[str, Any],
     settings: Settings,
-    compile_: Callable[[Target], str | IO[bytes]],
+    compile_: Callable[[PackagePath | None], str | IO[bytes]],
     extra: Callable[[ExportedProgram], Any],
 ) -> str | IO[bytes]:
     """Compile programs into a package, or copy the package from the cache.
@@ -114,7 +114,7 @@ def _find_obstacle(patches: Mapping[str, Any], settings: Settings) -> str | None
 
 def _compute_key(
     programs: Mapping[str, ExportedProgram],
-    target: Target,
+    target: PackagePath | None,
     patches: Mapping[str, Any],
     settings: Settings,
     extra: Callable[[ExportedProgram], Any],
@@ -126,13 +126,12 @@ def _compute_key(
     for model, program in programs.items():
         try:
             values = (model, name, extra(program))
-            key = artifact_key.compute_key(program, settings, patches, values)
+            digests.append(artifact_key.compute_key(program, settings, patches, values))
+        except UnkeyableError as error:
+            return None, str(error)
         except Exception as error:
             # For example with an untested version of torch, whose compile may still work.
             return None, f"the key cannot be computed: {type(error).__name__}: {error}"
-        if key.digest is None:
-            return None, key.why
-        digests.append(key.digest)
     return hashlib.sha256(repr(digests).encode()).hexdigest(), None
 
 
@@ -146,7 +145,7 @@ def _choose_path(key: str) -> str | None:
     return str(folder / _FILE)
 
 
-def _copy_cached(store: ArtifactStore, key: str, target: Target) -> bool:
+def _copy_cached(store: ArtifactStore, key: str, target: PackagePath | None) -> bool:
     if target is None:
         return False
     if isinstance(target, (str, os.PathLike)):
@@ -162,8 +161,8 @@ def _copy_cached(store: ArtifactStore, key: str, target: Target) -> bool:
 def _compile_and_store(
     store: ArtifactStore,
     key: str,
-    target: Target,
-    compile_: Callable[[Target], str | IO[bytes]],
+    target: PackagePath | None,
+    compile_: Callable[[PackagePath | None], str | IO[bytes]],
 ) -> str | IO[bytes]:
     if target is None or isinstance(target, (str, os.PathLike)):
         path = compile_(target)
@@ -180,6 +179,6 @@ def _compile_and_store(
     return target
 
 
-def _to_result(target: Target) -> str | IO[bytes]:
+def _to_result(target: PackagePath | None) -> str | IO[bytes]:
     assert target is not None
     return os.fspath(target) if isinstance(target, (str, os.PathLike)) else target

@@ -5,8 +5,8 @@ options, torch, the compilers, the machine, and the state of the process. Two pr
 the same model get the same key (see `fingerprint`).
 
 The key fails closed. A value that no rule can serialize or identify (a pass without a uuid, a
-script object, a lowering from outside torch and the extension) means that there is no key, and the
-reason is returned; such a program is compiled each time.
+script object, a lowering from outside torch and the extension) means that there is no key, for a
+reason that `UnkeyableError` states; such a program is compiled each time.
 
 Deliberately excluded: stack traces, which only affect comments in the generated code, and the
 values of example tensors, because a compile sees only their shapes. Imports no parts of Inductor
@@ -15,7 +15,6 @@ that torch.export does not import.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import os
@@ -23,7 +22,6 @@ import pathlib
 import platform
 import sys
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import _compat, numerics
@@ -40,6 +38,7 @@ from inductor_ext.hooks import lowering_table
 from inductor_ext.settings import Settings
 from inductor_ext.storage import digest
 from inductor_ext.toolchain import components
+from inductor_ext.toolchain.probes.common import package_version
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -99,23 +98,15 @@ _IRRELEVANT_VARIABLES = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """A cache key, or the reason why there is none."""
-
-    digest: str | None
-    """64 hexadecimal digits; None if there is no key."""
-    why: str | None = None
-    """Reason as a clause without a full stop; None if there is a key."""
-
-
 def compute_key(
     program: ExportedProgram,
     settings: Settings,
     patches: Mapping[str, Any],
     extra: Iterable[Any] = (),
-) -> Key:
-    """Compute the cache key of compiling a program in the current process.
+) -> str:
+    """Compute the cache key of compiling a program in the current process: 64 hexadecimal digits.
+
+    Keys are equal only if the compiled models are interchangeable.
 
     Args:
         program: the exported program.
@@ -123,15 +114,11 @@ def compute_key(
         patches: options of Inductor for the compile, applied on top of the current config.
         extra: plain values that the result also depends on. Default: none.
 
-    Returns:
-        The key, or the reason why there is none. Keys are equal only if the compiled models are
-        interchangeable.
+    Raises:
+        UnkeyableError: there is no key; the text says why, as a clause without a full stop.
     """
-    try:
-        parts = ingredients(program, settings, patches, extra)
-    except UnkeyableError as error:
-        return Key(None, str(error))
-    return Key(hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest())
+    parts = ingredients(program, settings, patches, extra)
+    return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()
 
 
 def ingredients(
@@ -145,7 +132,7 @@ def ingredients(
     To find out why two keys differ, compare their ingredients. Arguments: see `compute_key`.
 
     Raises:
-        UnkeyableError: there is no key. `compute_key` converts it to a reason.
+        UnkeyableError: see `compute_key`.
     """
     serializer = Serializer()
     return {
@@ -376,20 +363,19 @@ def _read_environment() -> list[tuple[str, str]]:
 def _describe_software() -> Any:
     import torch
 
-    distributions = []
-    for name in ("torch", "triton", "sympy", "nvidia-cutlass"):
-        try:
-            distributions.append((name, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            continue
-    compilers = [(part.name, part.version, part.path) for part in map(components.probe, ("cxx",))]
+    distributions = [
+        (name, version)
+        for name in ("torch", "triton", "sympy", "nvidia-cutlass")
+        if (version := package_version(name)) is not None
+    ]
+    compiler = components.probe("cxx")
     return (
         sys.version,
         platform.libc_ver(),
         distributions,
         (torch.__version__, torch.version.git_version, torch.version.cuda, torch.version.hip),
         identify_torch_files(),
-        [(*compiler, _file_identity(compiler[2])) for compiler in compilers],
+        (compiler.version, compiler.path, _file_identity(compiler.path)),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -82,18 +82,17 @@ def derive_signature(program: ExportedProgram) -> Signature:
         _describe_input(name, path, node.meta.get("val"), argument)
         for (name, path), (node, argument) in zip(names, users, strict=True)
     )
-    symbols = _list_symbols(program, inputs)
     signature = Signature(
         inputs=inputs,
         outputs=_describe_outputs(program),
-        symbols=symbols,
+        symbols=_list_symbols(program, inputs),
         in_spec=_dump_spec(program.call_spec.in_spec),
         out_spec=_dump_spec(program.call_spec.out_spec),
     )
     environment = find_shape_environment(node.meta.get("val") for node in placeholders)
     unclear: list[str] = []
     conditions = [
-        *_list_range_conditions(program, symbols),
+        *_list_range_conditions(program),
         *_parse_guards(program, signature, unclear),
         *_list_asserts(program, environment),
     ]
@@ -236,9 +235,7 @@ def to_range(limits: Any) -> Range:
     return Range(low, high)
 
 
-def _list_range_conditions(
-    program: ExportedProgram, symbols: Mapping[str, Range]
-) -> list[sympy.Basic]:
+def _list_range_conditions(program: ExportedProgram) -> list[sympy.Basic]:
     """Return the ranges of dimensions that are expressions; most follow from symbols' ranges."""
     conditions: list[sympy.Basic] = []
     for key, limits in program.range_constraints.items():

@@ -193,9 +193,9 @@ def check(
             x = torch.randn(rows, 4, device=device)
             torch.testing.assert_close(run(x), artifact.eager(x))
     for wrong, message in (
-        (torch.randn(3, 5), "dimension 1 is 5, and the artifact takes 4"),
-        (torch.randn(65, 4), "dimension 0 is 65, and the artifact takes 2 to 64"),
-        (torch.randn(3, 4, dtype=torch.float64), "has dtype float64, and the artifact takes"),
+        (torch.randn(3, 5), "dimension 1 is 5, but the model takes 4"),
+        (torch.randn(65, 4), "dimension 0 is 65, but the model takes 2 to 64"),
+        (torch.randn(3, 4, dtype=torch.float64), "has dtype float64, but the model takes"),
     ):
         capfd.readouterr()
         with pytest.raises(RuntimeError):
@@ -250,10 +250,9 @@ class TestPackage:
         model, x = layers(device)
         program = torch.export.export(model, (x,))
         digests = {
-            key.compute_key(program, settings.Settings(), patches).digest
-            for patches in ({}, SOURCES)
+            key.compute_key(program, settings.Settings(), patches) for patches in ({}, SOURCES)
         }
-        assert len(digests - {None}) == 2
+        assert len(digests) == 2
 
     def test_default_names_are_unique(self, device: str) -> None:
         model, x = layers(device)

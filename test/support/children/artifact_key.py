@@ -70,7 +70,7 @@ def main() -> None:
         for name, program in programs().items()
     }
     assert objects is not None
-    print(json.dumps({name: [key.digest, key.why] for name, key in keys.items()}))
+    print(json.dumps(keys))
 
 
 if __name__ == "__main__":
