@@ -16,7 +16,6 @@ from inductor_ext.storage.paths import artifact_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     parser.add_argument(
         "action",
         nargs="?",

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from inductor_ext import exc, settings
+from inductor_ext.cli.argument_types import parse_positive
 from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import build_slots, nvcc_build
@@ -66,7 +67,6 @@ def _step_functions() -> dict[str, Callable[..., Any]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     build = actions.add_parser(
         "build",
@@ -126,14 +126,14 @@ def _add_build_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"sizes for which kernels are ranked (default: {_GEMMS})",
     )
     parser.add_argument(
-        "--kernels", type=_parse_positive, default=2, help="maximum number per GEMM (default: 2)"
+        "--kernels", type=parse_positive, default=2, help="maximum number per GEMM (default: 2)"
     )
     parser.add_argument(
         "--tuned",
         action="store_true",
         help="build the kernels selected in the tuning results instead",
     )
-    parser.add_argument("--jobs", type=_parse_positive, help="maximum number of concurrent builds")
+    parser.add_argument("--jobs", type=parse_positive, help="maximum number of concurrent builds")
     parser.add_argument("--dry-run", action="store_true", help="only list the kernels")
 
 
@@ -167,14 +167,7 @@ def _argument_error(name: str, value: str, allowed: str) -> exc.BadArgumentError
     return exc.BadArgumentError(name=f"--{name}", actual=repr(value), allowed=allowed)
 
 
-def _parse_positive(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 10 and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return int(text)
-
-
 def _parse_capability(text: str) -> tuple[int, int]:
-    """Parse the compute capability of an architecture such as sm_90a."""
     match = re.fullmatch(r"(?:sm_?)?(\d+)(\d)[af]?", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text} is not an architecture such as sm_90a")
@@ -182,7 +175,6 @@ def _parse_capability(text: str) -> tuple[int, int]:
 
 
 def _select_device(arguments: argparse.Namespace) -> Device:
-    """Return the device to rank kernels for."""
     name, capability = arguments.device, arguments.arch
     matches = [
         entry

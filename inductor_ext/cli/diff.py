@@ -15,7 +15,6 @@ from inductor_ext.report import package_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     parser.add_argument("one", help="a .pt2 file, or the folder that it was extracted to")
     parser.add_argument("other", help="the package to compare it with")
     parser.add_argument("--json", action="store_true", help="print one JSON list")

@@ -135,7 +135,6 @@ def _format_cache(cache: Cache) -> _Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -20,7 +20,6 @@ from inductor_ext.report.gemm_report import GemmReport, listen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     parser.add_argument("script", metavar="SCRIPT", help="Python program that compiles a model")
     rest = parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="arguments of the program"

@@ -9,16 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 
+from inductor_ext.cli.argument_types import parse_natural
 from inductor_ext.report import package_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     parser.add_argument("package", help="a .pt2 file, or the folder that it was extracted to")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--top",
-        type=int,
+        type=parse_natural,
         default=10,
         metavar="N",
         help="list the N largest constants of each model (default: 10)",
@@ -35,5 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        print(package_report.text(report, max(arguments.top, 0)))
+        print(package_report.text(report, arguments.top))
     return 0

@@ -10,11 +10,11 @@ import argparse
 import os
 
 from inductor_ext import exc
+from inductor_ext.cli.argument_types import parse_natural
 from inductor_ext.report.memory_report import MemoryReport, read
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     parser.add_argument(
         "file",
         metavar="FILE",
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program (torch.export.save), which is planned",
     )
     parser.add_argument(
-        "--top", type=_parse_count, default=10, metavar="N", help="rows per table (default: 10)"
+        "--top", type=parse_natural, default=10, metavar="N", help="rows per table (default: 10)"
     )
     parser.add_argument(
         "--graph",
@@ -31,13 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--html", metavar="OUT", help="also write an HTML page with charts")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _parse_count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise argparse.ArgumentTypeError("must not be negative")
-    return count
 
 
 def run(arguments: argparse.Namespace) -> int:

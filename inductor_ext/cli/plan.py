@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Sequence
 
+from inductor_ext.cli.argument_types import parse_natural
 from inductor_ext.memory.planner import csv_io
 from inductor_ext.memory.planner.interval import Interval, Placement, verify
 from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
@@ -23,21 +24,13 @@ _PATIENCE = 12_000_000
 
 
 def _parse_power_of_two(text: str) -> int:
-    value = _parse_natural(text)
+    value = parse_natural(text)
     if value < 1 or value & (value - 1):
         raise argparse.ArgumentTypeError(f"{text} is not a power of two")
     return value
 
 
-def _parse_natural(text: str) -> int:
-    # isdecimal accepts digits of all scripts, and int limits the number of digits.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer from 0 to 10^18")
-    return int(text)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     parser.add_argument(
         "file",
         help="CSV with the columns id, lower, upper and size: a buffer of `size` bytes is live "
@@ -53,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--iterations",
-        type=_parse_natural,
+        type=parse_natural,
         metavar="N",
         help="search iterations; the time grows with N and with the number of buffers "
         f"(default: {DEFAULT_ITERATIONS}, increased for up to about 20 s of CPU time while the "
@@ -61,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=_parse_natural,
+        type=parse_natural,
         default=0,
         metavar="N",
         help="seed of the search (default: 0)",

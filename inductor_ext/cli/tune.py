@@ -23,7 +23,6 @@ from inductor_ext.templates.format import config_words, problem_words
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser(
         "show", help="list tuning results", description="List tuning results."

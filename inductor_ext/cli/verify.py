@@ -13,7 +13,6 @@ from inductor_ext.memory.planner.peak_report import human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to the parser."""
     parser.add_argument("package", help="a .pt2 file, or the folder that it was extracted to")
 
 
@@ -32,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             digests = contents[0].digests()
         package.verify(digests)
         size = human_bytes(sum(entry.size for entry in package.entries.values()))
-        how = "SHA-256"
+        how = "checked by SHA-256"
         if not digests:
             models = zip_format.model_names(package.entries)
             why = (
@@ -40,6 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
                 if models
                 else "no compiled model"
             )
-            how = f"CRC-32; {why}"
-        print(f"{arguments.package}: {len(package.entries)} files, {size}, intact by {how}")
+            how = f"checked by CRC-32; {why}"
+        print(f"{arguments.package}: {len(package.entries)} files, {size}, intact ({how})")
     return 0

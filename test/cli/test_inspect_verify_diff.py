@@ -245,7 +245,7 @@ def test_verify_reads_every_file(package: str, capsys: pytest.CaptureFixture[str
     code, out = run(capsys, "verify", package)
     assert code == 0
     assert out.startswith(f"{package}: 9 files, ")
-    assert out.rstrip().endswith("intact by SHA-256")
+    assert out.rstrip().endswith("intact (checked by SHA-256)")
 
 
 def test_verify_reports_missing_digests_of_inductor(
@@ -253,7 +253,7 @@ def test_verify_reports_missing_digests_of_inductor(
 ) -> None:
     code, out = run(capsys, "verify", stock)
     assert code == 0
-    assert "intact by CRC-32; compiled by Inductor (default)" in out
+    assert "intact (checked by CRC-32; compiled by Inductor (default)" in out
 
 
 def test_an_exported_program_is_not_a_package(
@@ -267,7 +267,7 @@ def test_an_exported_program_is_not_a_package(
     assert run(capsys, "inspect", str(path))[1].splitlines()[0].endswith("no compiled model in it")
     code, out = run(capsys, "verify", str(path))
     assert code == 0
-    assert out.rstrip().endswith("intact by CRC-32; no compiled model")
+    assert out.rstrip().endswith("intact (checked by CRC-32; no compiled model)")
 
 
 def test_verify_finds_every_damaged_file(

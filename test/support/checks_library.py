@@ -68,7 +68,8 @@ class Library:
         warnings = ["-Wall", "-Wextra", "-Werror"]
         libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
         includes = ["-isystem", str(torch_folder / "include"), f"-I{RUNTIME}"]
-        sources = [str(source), str(RUNTIME / "checks.cpp")]
+        runtime = ("checks.cpp", "expression.cpp", "input_errors.cpp")
+        sources = [str(source), *(str(RUNTIME / name) for name in runtime)]
         flags = ["-std=c++17", "-O1", "-fPIC", "-shared"]
         command = [compiler, *flags, *warnings, *includes, *sources, "-o", str(output), *libraries]
         subprocess.run(command, check=True)

@@ -78,7 +78,7 @@ class Serializer:
             result = rule(value)
             if result is not None:
                 return result
-        raise UnkeyableError(f"{describe_type(value)} has no rule that distinguishes it")
+        raise UnkeyableError(f"{describe_type(value)} cannot be identified")
 
     def _serialize_torch(self, value: Any) -> Any:
         """Serialize an object of torch or sympy; None if it is of another type."""

@@ -2,7 +2,7 @@
 
 The text goes into the model's own translation unit, after `runtime/checks.h`. It is constant data
 and one function, `inductor_ext::check_inputs`, so that it costs the compiler milliseconds; the code
-that reads the tables and formats the errors is runtime/checks.cpp, compiled once for all models.
+that reads the tables is in runtime/checks.cpp, compiled once for all models.
 
 Symbols get their values as in the generated code: scalars first, then the sizes and strides of one
 tensor after the other; a size or stride that is an expression with one unknown symbol is solved for
@@ -289,7 +289,8 @@ def _spec(
         index = int(text) if indexed and text else -1
     for kind, value, supported in (("dtype", dtype, DTYPES), ("device", device, DEVICE_TYPES)):
         if value not in supported:
-            raise exc.UncheckableInputError(name=input_.name, why=f"its {kind} is {value}")
+            why = f"its {kind}, {value}, is not supported"
+            raise exc.UncheckableInputError(name=input_.name, why=why)
     return (
         f"{{{c_string(input_.name)}, {c_string(shape)}, {starts[0]}, {starts[1]}, {rank}, "
         f"{DTYPES.index(dtype)}, {DEVICE_TYPES[device]}, {index}, Number::{number}, "

@@ -154,7 +154,7 @@ def _build_positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
             listing = f" ({', '.join(names)})" if names else ""
             plural = "" if count == 1 else "s"
             _raise_mismatch(
-                f"the artifact takes {count} positional argument{plural}{listing}, and was called "
+                f"the model takes {count} positional argument{plural}{listing}, but was called "
                 f"with {len(args)}"
             )
         for part, value in zip(parts, args, strict=True):
@@ -172,7 +172,7 @@ def _build_named(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
     def flatten(kwargs: Any, into: list[torch.Tensor]) -> None:
         if kwargs.keys() != parts.keys():
             takes = f"the keyword arguments {', '.join(parts)}" if parts else "no keyword arguments"
-            _raise_mismatch(f"the artifact takes {takes}{_describe_difference(kwargs, parts)}")
+            _raise_mismatch(f"the model takes {takes}{_describe_difference(kwargs, parts)}")
         for key, part in parts.items():
             part(kwargs[key], into)
 
@@ -180,14 +180,11 @@ def _build_named(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
 
 
 def _describe_difference(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
-    text = ""
     missing = [str(key) for key in expected if key not in actual]
     extra = [str(key) for key in actual if key not in expected]
-    if missing:
-        text += f"; {', '.join(missing)} is missing"
-    if extra:
-        text += f"; {', '.join(extra)} is not one of them"
-    return text
+    without = f" without {', '.join(missing)}" if missing else ""
+    with_ = f" with {', '.join(extra)}" if extra else ""
+    return f", but was called{without}{' and' if missing and extra else ''}{with_}"
 
 
 def _build_node(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> _Flatten:
@@ -212,7 +209,7 @@ def _build_sequence(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str
         if type(value) is not kind or len(value) != count:
             actual = f"a {kind.__name__} of {len(value)}" if type(value) is kind else _show(value)
             _raise_mismatch(
-                f"input '{name}' is {actual}, and the artifact takes a {kind.__name__} of {count}"
+                f"input '{name}' is {actual}, but the model takes a {kind.__name__} of {count}"
             )
         for part, item in zip(parts, value, strict=True):
             part(item, into)
@@ -233,7 +230,7 @@ def _build_dict(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: str) ->
             keys = ", ".join(repr(key) for key in parts)
             same = type(value) in _DICTS
             actual = f"has the keys {', '.join(map(repr, value))}" if same else f"is {_show(value)}"
-            _raise_mismatch(f"input '{name}' {actual}, and the artifact takes a dict with {keys}")
+            _raise_mismatch(f"input '{name}' {actual}, but the model takes a dict with {keys}")
         for key, part in parts.items():
             part(value[key], into)
 
@@ -260,7 +257,7 @@ def _build_registered(spec: pytree.TreeSpec, leaves: _Leaves, path: str, name: s
         if not fits:
             cls_name = getattr(context, "__name__", None) or kind.__name__
             _raise_mismatch(
-                f"input '{name}' is {_show(value)}, and the artifact takes a {cls_name} of the "
+                f"input '{name}' is {_show(value)}, but the model takes a {cls_name} of the "
                 "form that it was exported with"
             )
         for part, item in zip(parts, children, strict=True):
@@ -301,7 +298,7 @@ def _build_tensor(inp: signatures.TensorInput) -> _Flatten:
         if not isinstance(value, torch.Tensor):
             shape = ", ".join(map(str, inp.shape))
             _raise_mismatch(
-                f"input '{inp.name}' is {_show(value)}, and the artifact takes a tensor "
+                f"input '{inp.name}' is {_show(value)}, but the model takes a tensor "
                 f"({inp.dtype}, [{shape}])"
             )
         into.append(value)
@@ -316,7 +313,7 @@ def _build_scalar(inp: signatures.SymbolInput) -> _Flatten:
         if type(value) is not kind:
             article = "an" if inp.type == "int" else "a"
             _raise_mismatch(
-                f"input '{inp.name}' is {_show(value)}, and the artifact takes {article} {inp.type}"
+                f"input '{inp.name}' is {_show(value)}, but the model takes {article} {inp.type}"
             )
         try:
             # Explicit device: torch.set_default_device may have changed the default.
@@ -336,7 +333,7 @@ def _build_constant(inp: signatures.ConstantInput) -> _Flatten:
         if value is expected or (type(value) is kind and repr(value) == shown):
             return
         _raise_mismatch(
-            f"input '{inp.name}' is {_show(value)}, and the artifact was compiled for {shown}"
+            f"input '{inp.name}' is {_show(value)}, but the model was compiled for {shown}"
         )
 
     return flatten

@@ -151,7 +151,7 @@ class _Loading:
 
     def load(self, weights: str | os.PathLike[str] | None) -> Model:
         if self._model.device not in _RUNNERS:
-            why = f"it runs on {self._model.device}, which has no AOTI runner"
+            why = f"it runs on {self._model.device}, for which there is no AOTI runner"
             self._files.raise_load_error(why)
         folder = tempfile.mkdtemp(prefix="inductor_ext-")
         loaded = None
@@ -267,7 +267,7 @@ def _load_default(
     if name not in names:
         raise exc.ModelNotFoundError(path=where, name=name, models=", ".join(sorted(names)))
     if any(entry.startswith(_EXTENSION_FOLDER) for entry in package.entries):
-        why = "it is one of inductor_ext's, and its manifest is missing"
+        why = "it was written by inductor_ext, but its manifest is missing"
         raise exc.BadPackageError(path=where, why=why)
     options = (arguments.single_threaded, arguments.num_runners, arguments.device_index)
     with _open_as_file(package) as path:

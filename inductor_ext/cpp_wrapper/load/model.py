@@ -346,4 +346,4 @@ class InductorModel(LoadedModel):
         raise self._unsupported("Freeing inactive constants")
 
     def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
-        raise self._unsupported("Looking at constants")
+        raise self._unsupported("Reading constants")

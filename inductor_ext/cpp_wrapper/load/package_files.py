@@ -143,7 +143,8 @@ class PackageFiles:
         try:
             size = os.stat(path).st_size
         except OSError as error:
-            self.raise_load_error(f"its weights in {path} cannot be read ({error.strerror})")
+            why = f"its weights in {path} cannot be read ({error.strerror})"
+            self.raise_load_error(why, "Pass the path of its weights file as `weights`.")
         location = path, 0, size
         if size != file.bytes or (self._verify and not self._is_intact(location, file.sha256)):
             self.raise_load_error(f"{path} has other weights", "Pass the file of this model.")

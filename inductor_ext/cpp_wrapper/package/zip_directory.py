@@ -62,20 +62,20 @@ class _Directory:
             )
             if signature == fmt.LOCATOR64_SIGNATURE:
                 if disk64 or disks > 1 or end64_at + fmt.END64.size > locator_at:
-                    self._fail("its zip64 end is damaged")
+                    self._fail("its zip64 end record is damaged")
                 record = fmt.END64.unpack(self._pread(end64_at, fmt.END64.size))
                 if record[0] != fmt.END64_SIGNATURE:
-                    self._fail("its zip64 end is damaged")
+                    self._fail("its zip64 end record is damaged")
                 # The values in both records must agree, because a reader may use either.
                 narrow = (disk, first_disk, disk_count, count, size, begin)
                 disk, first_disk, disk_count, count, size, begin = record[4:]
                 limits = (fmt.FULL16,) * 4 + (fmt.FULL32,) * 2
                 for short, wide, full in zip(narrow, record[4:], limits, strict=True):
                     if short not in (full, wide):
-                        self._fail("its zip64 end contradicts its end")
+                        self._fail("its two end records contradict each other")
                 follows = end64_at
         if disk or first_disk or disk_count != count or comment:
-            self._fail("its end is damaged")
+            self._fail("its end record is damaged")
         if begin + size != follows:
             self._fail("its central directory does not end at the recorded position")
         return begin, follows, count
@@ -89,14 +89,14 @@ class _Directory:
         position = 0
         for _ in range(count):
             if position + fmt.CENTRAL.size > len(directory):
-                self._fail("its directory is cut off")
+                self._fail("its central directory is truncated")
             fields = fmt.CENTRAL.unpack_from(directory, position)
             path_at = position + fmt.CENTRAL.size
             path_bytes, extra_bytes, comment_bytes = fields[12:15]
             extra_at = path_at + path_bytes
             position = extra_at + extra_bytes + comment_bytes
             if fields[0] != fmt.CENTRAL_SIGNATURE or position > len(directory):
-                self._fail("its directory is damaged")
+                self._fail("its central directory is damaged")
             path = directory[path_at:extra_at]
             folder, name = self._split_path(path)
             if not entries:
@@ -199,8 +199,8 @@ class _Directory:
         if method != (fmt.STORED if entry.stored else fmt.DEFLATED) or not (
             is_later or (crc32, packed, size) == expected
         ):
-            self._fail(f"the header of {entry.name} contradicts the directory")
+            self._fail(f"the header of {entry.name} contradicts the central directory")
         offset = header_at + fmt.LOCAL.size + path_bytes + extra_bytes
         if offset + entry.packed_size > self._size:
-            self._fail(f"{entry.name} is cut off")
+            self._fail(f"{entry.name} is truncated")
         return dataclasses.replace(entry, offset=offset), offset

@@ -100,9 +100,9 @@ def find_name_error(name: str) -> str | None:
         return "is absolute"
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
-        return "leads out of its folder or through an empty one"
+        return 'has an empty part, or a part "." or ".."'
     if any(len(part.encode("utf-8", "surrogatepass")) > 255 for part in parts):
-        return "is longer than a file's name can be"
+        return "has a part of more than 255 bytes"
     return None
 
 

@@ -183,7 +183,7 @@ class _ZipPackage(Package):
     def _pread(self, offset: int, size: int) -> bytes:
         """Read exactly `size` bytes."""
         if not 0 <= offset <= offset + size <= self._size:
-            self._fail("it is truncated, or its directory points beyond its end")
+            self._fail("it is truncated, or its central directory points beyond its end")
         if self._buffer is None:
             data = os.pread(self._descriptor, size, offset)
         else:

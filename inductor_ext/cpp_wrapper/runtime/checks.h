@@ -2,8 +2,7 @@
 // them.
 //
 // codegen/input_checks.py writes the tables as constant data, which takes no time to compile and has
-// no dynamic initialisation. checks.cpp, compiled once for all models, evaluates them and formats the
-// errors.
+// no dynamic initialisation. checks.cpp, compiled once for all models, evaluates them.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -127,7 +127,7 @@ void check_executor() {
   if (model_info.has_enumerations && model_info.export_numbers != reads_export) {
     const std::string found = std::to_string(major) + "." + std::to_string(minor);
     throw std::runtime_error(
-        std::string("The artifact was compiled with torch ") + model_info.torch + ", and this is torch " + found +
+        std::string("The model was compiled with torch ") + model_info.torch + ", but this is torch " + found +
         ", which reads the dtypes, layouts and memory formats that it passes to operators in another way. "
         "Compile it again with torch " + found + ".");
   }
@@ -188,61 +188,6 @@ class AloneGuard {
 
 } // namespace
 
-// --- runners --------------------------------------------------------------------------------------
-
-AOTInductorModel* Runners::acquire() {
-  return wait(false);
-}
-
-void Runners::acquire_all() {
-  wait(true);
-}
-
-void Runners::release(AOTInductorModel* model) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  free_.push_back(model);
-  admit_waiting();
-}
-
-void Runners::release_all() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  alone_ = false;
-  admit_waiting();
-}
-
-AOTInductorModel* Runners::wait(bool alone) {
-  Waiter waiter(alone);
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (waiting_.empty() && admit(waiter)) {
-    return waiter.model;
-  }
-  waiting_.push_back(&waiter);
-  waiter.changed.wait(lock, [&] { return waiter.admitted; });
-  return waiter.model;
-}
-
-bool Runners::admit(Waiter& waiter) {
-  if (alone_ || free_.empty() || (waiter.alone && free_.size() < count_)) {
-    return false;
-  }
-  if (waiter.alone) {
-    alone_ = true;
-  } else {
-    waiter.model = free_.back();
-    free_.pop_back();
-  }
-  waiter.admitted = true;
-  return true;
-}
-
-void Runners::admit_waiting() {
-  while (!waiting_.empty() && admit(*waiting_.front())) {
-    // Keep the lock: once the waiter sees that it is admitted, it may be destroyed.
-    waiting_.front()->changed.notify_one();
-    waiting_.pop_front();
-  }
-}
-
 // --- loading --------------------------------------------------------------------------------------
 
 Container::Container(size_t runners, const std::string& device_name, const char* cubin_dir, bool load)
@@ -277,8 +222,8 @@ bool Container::on_cpu(const Constant& constant) const {
   const int32_t type = constant.device_type();
   if (type != device_type_ && type != aoti_torch_device_type_cpu()) {
     throw std::runtime_error(
-        "The artifact was compiled for another type of device than the one it is loaded on: " +
-        quoted(constant) + " belongs there.");
+        "The model was compiled for another type of device than the one that it is loaded on, that of " +
+        quoted(constant) + ".");
   }
   return type == aoti_torch_device_type_cpu();
 }
@@ -414,7 +359,7 @@ void Container::require_constants(const Constants& set) const {
       throw Error(
           ErrorCode::constant,
           quoted(model_info.constants[i]) +
-          (loads_constants_ ? " has no value: the artifact carries no weights. Give it one with load_constants."
+          (loads_constants_ ? " has no value: the model was compiled without its weights. Set it with load_constants."
                             : " has no value: it is not among the constants that the model was created with."));
     }
   }
@@ -473,7 +418,7 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
     throw Error(
         ErrorCode::constant,
         "The new value of " + quoted(constant) + " has the shape " + shape_text(sizes, ndim) +
-        ", and the artifact takes " + shape_text(constant.shape, constant.ndim) + ".");
+        ", but the model takes " + shape_text(constant.shape, constant.ndim) + ".");
   }
   if (how.borrow) {
     for (int64_t d = 0; d < ndim; ++d) {
@@ -481,7 +426,7 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
         throw Error(
             ErrorCode::constant,
             "The new value of " + quoted(constant) + " has the strides " + shape_text(strides, ndim) +
-            ", and to be used without a copy it needs " + shape_text(constant.stride, ndim) + ".");
+            ", but to be used without a copy it needs " + shape_text(constant.stride, ndim) + ".");
       }
     }
   }
@@ -492,7 +437,7 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
   if (constant.opaque != nullptr) {
     throw Error(
         ErrorCode::constant,
-        quoted(constant) + " was packed for this machine when the artifact was compiled, and cannot "
+        quoted(constant) + " was packed for this machine when the model was compiled, and cannot "
         "be given a new value.");
   }
   if (layout != constant.layout()) {
@@ -503,7 +448,7 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
       throw Error(
           ErrorCode::constant,
           "The new value of " + quoted(constant) + " is not expanded along dimension " + std::to_string(d) +
-          ", and the artifact has one value for all of it: call .expand on it.");
+          ", but the model stores a single value for it: call .expand on it.");
     }
   }
 }

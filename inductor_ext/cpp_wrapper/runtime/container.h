@@ -2,15 +2,13 @@
 // constants, so that one can be updated while the other is in use.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "model.h"
+#include "runners.h"
 #include "weights.h"
 
 namespace inductor_ext {
@@ -23,37 +21,6 @@ struct Update {
   bool all = false; // every parameter must have a tensor
   bool borrow = false; // use the caller's tensors instead of copies
   bool from_cpu = false; // copy from the CPU to the model's device
-};
-
-// Admits as many threads as there are runners, first come first served, or one thread alone.
-class Runners {
- public:
-  explicit Runners(std::vector<torch::aot_inductor::AOTInductorModel*> models)
-      : free_(std::move(models)), count_(free_.size()) {}
-
-  torch::aot_inductor::AOTInductorModel* acquire();
-  void release(torch::aot_inductor::AOTInductorModel* model);
-  void acquire_all();
-  void release_all();
-
- private:
-  struct Waiter {
-    explicit Waiter(bool alone) : alone(alone) {}
-    bool alone;
-    bool admitted = false;
-    torch::aot_inductor::AOTInductorModel* model = nullptr;
-    std::condition_variable changed;
-  };
-
-  torch::aot_inductor::AOTInductorModel* wait(bool alone);
-  bool admit(Waiter& waiter);
-  void admit_waiting();
-
-  std::mutex mutex_;
-  std::deque<Waiter*> waiting_;
-  std::vector<torch::aot_inductor::AOTInductorModel*> free_;
-  size_t count_;
-  bool alone_ = false;
 };
 
 class Container {

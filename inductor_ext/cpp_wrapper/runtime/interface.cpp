@@ -104,7 +104,7 @@ INDUCTOR_EXT_ANY_CPU const char* missing_cpu_features() {
 INDUCTOR_EXT_ANY_CPU AOTIRuntimeError misfit(const char* missing) {
   last_error_code = ErrorCode::cpu;
   const char* const parts[] = {
-      "The artifact was compiled for a CPU with ", missing,
+      "The model was compiled for a CPU with ", missing,
       ", which this machine lacks. Compile it for an older CPU (setting aot_isa), or run it on a newer one."};
   size_t length = 0;
   for (const char* part : parts) {
@@ -151,12 +151,12 @@ AOTIRuntimeError run(
       if (num_inputs != model_info.num_inputs) {
         throw Error(
             ErrorCode::input,
-            "The artifact takes " + std::to_string(model_info.num_inputs) + " tensors, and was called with " +
+            "The model takes " + std::to_string(model_info.num_inputs) + " tensors, but was called with " +
             std::to_string(num_inputs) + ".");
       }
       if (num_outputs != model_info.num_outputs) {
         throw std::runtime_error(
-            "The artifact returns " + std::to_string(model_info.num_outputs) + " tensors, and there is room for " +
+            "The model returns " + std::to_string(model_info.num_outputs) + " tensors, but there is room for " +
             std::to_string(num_outputs) + ".");
       }
       ReleaseGil release_gil;

@@ -2,8 +2,8 @@
 
 Expressions have Python's syntax (`2*s0 + 1`, `s0 % 4 == 0`, `max(1, u0)`) and semantics: `//` and
 `%` round down; `and`, `or` and `a if c else b` short-circuit. A program is the same expression as a
-list of 64-bit words for the stack machine in runtime/checks.cpp. Pure: imports only the standard
-library.
+list of 64-bit words for the stack machine in runtime/expression.cpp. Pure: imports only the
+standard library.
 
 Text that is not such an expression raises `exc.BadExpressionError`. A division by zero during
 evaluation raises ZeroDivisionError, as in Python.
@@ -32,7 +32,7 @@ Node = int | str | Apply
 """An integer, a symbol's name, or an operator applied to nodes."""
 
 DEPTH = 32
-"""Maximum stack depth of a program; equal to the stack size in runtime/checks.cpp."""
+"""Maximum stack depth of a program; equal to the stack size in runtime/expression.cpp."""
 
 _BINARY: dict[type[ast.AST], str] = {
     ast.Add: "+",
@@ -114,7 +114,7 @@ def _read(node: ast.expr) -> Node:
             for argument in args[1:]:
                 result = Apply(name, (result, _read(argument)))
             return result
-    raise ValueError(f"{ast.unparse(node)!r} is not among its operators")
+    raise ValueError(f"{ast.unparse(node)!r} is no integer, symbol or supported operator")
 
 
 def symbols(node: Node) -> list[str]:
@@ -254,11 +254,11 @@ OPCODES = (
     "or",
     "if",
 )
-"""Opcode names, in the order of `enum Opcode` in runtime/checks.cpp."""
+"""Opcode names, in the order of `enum Opcode` in runtime/expression.h."""
 
 
 def program(node: Node, numbers: Mapping[str, int]) -> list[int]:
-    """Compile an expression to postfix words for `evaluate` in runtime/checks.cpp.
+    """Compile an expression to postfix words for `evaluate` in runtime/expression.cpp.
 
     Args:
         numbers: index of each symbol in the symbol table.

@@ -176,7 +176,9 @@ def _to_extent(name: str, value: Any) -> Extent:
     try:
         node = to_node(value.node.expr)
     except ValueError as error:
-        raise exc.UncheckableInputError(name=name, why=f"{value} is {error}") from None
+        raise exc.UncheckableInputError(
+            name=name, why=f"{value} cannot be computed: {error}"
+        ) from None
     return node if isinstance(node, int) else expression.show(node)
 
 

@@ -78,7 +78,7 @@ def to_node(expr: sympy.Basic) -> Node:
         if name == "FloorToInt":
             return Apply("//", (above, below))
         return Apply("neg", (Apply("//", (Apply("neg", (above,)), below)),))
-    raise ValueError(f"no operation on integers: {name}")
+    raise ValueError(f"{name} is not an integer operation")
 
 
 def _convert_sum(expr: sympy.Add) -> Node:

@@ -140,12 +140,12 @@ def test_a_right_call_passes(library: Library) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (0, None, "input 'x' is a null handle, and the artifact takes a tensor of dtype float32"),
+        (0, None, "input 'x' is a null handle, but the model takes a tensor of dtype float32"),
         (
             0,
             torch.zeros(8, 10, dtype=torch.float64),
             (
-                "input 'x' has dtype float64, and the artifact takes float32: "
+                "input 'x' has dtype float64, but the model takes float32: "
                 "call .to(torch.float32) on it"
             ),
         ),
@@ -153,51 +153,48 @@ def test_a_right_call_passes(library: Library) -> None:
             0,
             torch.zeros(8, 10, 2),
             (
-                "input 'x' has shape (8, 10, 2), of 3 dimensions, and the artifact takes "
+                "input 'x' has shape (8, 10, 2), of 3 dimensions, but the model takes "
                 "(2 to 64, 10), of 2"
             ),
         ),
         (
             0,
             torch.zeros(8),
-            "input 'x' has shape (8,), of 1 dimension, and the artifact takes (2 to 64, 10), of 2",
+            "input 'x' has shape (8,), of 1 dimension, but the model takes (2 to 64, 10), of 2",
         ),
-        (0, torch.zeros(8, 11), "input 'x': dimension 1 is 11, and the artifact takes 10"),
-        (0, torch.zeros(65, 10), "input 'x': dimension 0 is 65, and the artifact takes 2 to 64"),
+        (0, torch.zeros(8, 11), "input 'x': dimension 1 is 11, but the model takes 10"),
+        (0, torch.zeros(65, 10), "input 'x': dimension 0 is 65, but the model takes 2 to 64"),
         (
             0,
             torch.zeros(1, 10),
             (
-                "input 'x': dimension 0 is 1, and the artifact takes 2 to 64 (to allow less, "
+                "input 'x': dimension 0 is 1, but the model takes 2 to 64 (to allow less, "
                 "export with torch.export.Dim(name, min=0) for this dimension)"
             ),
         ),
         (
             0,
             torch.zeros(10, 8).t(),
-            (
-                "input 'x' has strides (1, 8), and the compiled code needs (10, 1): "
-                "call .contiguous() on it"
-            ),
+            ("input 'x' has strides (1, 8), but the model takes (10, 1): call .contiguous() on it"),
         ),
         (
             0,
             torch.zeros(8, 10).to_sparse(),
             (
-                "input 'x' is of layout sparse_coo, and the artifact takes strided tensors: "
+                "input 'x' is of layout sparse_coo, but the model takes strided tensors: "
                 "call .to_dense() on it"
             ),
         ),
         (
             0,
             torch.zeros(8, 10, device="meta"),
-            "input 'x' is on meta, and the artifact takes cpu: call .to('cpu') on it",
+            "input 'x' is on meta, but the model takes cpu: call .to('cpu') on it",
         ),
         (
             0,
             torch.zeros(8, 10, dtype=torch.complex64).conj().imag,
             (
-                "input 'x' has strides (20, 2), and the compiled code needs (10, 1): "
+                "input 'x' has strides (20, 2), but the model takes (10, 1): "
                 "call .contiguous() on it"
             ),
         ),
@@ -210,7 +207,7 @@ def test_a_right_call_passes(library: Library) -> None:
             1,
             torch.zeros(7, 17, dtype=torch.int64),
             (
-                "input 'batch['ids']': dimension 0 is 7, and it has to equal dimension 0 of 'x', "
+                "input 'batch['ids']': dimension 0 is 7, but it must equal dimension 0 of 'x', "
                 "which is 8"
             ),
         ),
@@ -218,7 +215,7 @@ def test_a_right_call_passes(library: Library) -> None:
             1,
             torch.zeros(8, 16, dtype=torch.int64),
             (
-                "input 'batch['ids']': dimension 1 is 16, and it has to be 2*x.size(0) + 1, "
+                "input 'batch['ids']': dimension 1 is 16, but it must be 2*x.size(0) + 1, "
                 "which is 17"
             ),
         ),
@@ -226,39 +223,36 @@ def test_a_right_call_passes(library: Library) -> None:
             1,
             torch.zeros(17, 8, dtype=torch.int64).t(),
             (
-                "input 'batch['ids']' has strides (1, 8), and the compiled code needs (17, 1): "
+                "input 'batch['ids']' has strides (1, 8), but the model takes (17, 1): "
                 "call .contiguous() on it"
             ),
         ),
-        (2, torch.tensor(-1), "input 'n' is -1, and the artifact takes 0 or more"),
+        (2, torch.tensor(-1), "input 'n' is -1, but the model takes 0 or more"),
         (
             2,
             torch.tensor(9),
-            "input 'n': the artifact takes inputs with n <= x.size(0), and n is 9, x.size(0) is 8",
+            "input 'n': the model requires n <= x.size(0), but n is 9, x.size(0) is 8",
         ),
         (
             2,
             torch.tensor(0),
-            (
-                "input 'x': the artifact takes inputs with x.size(0) // n > 0, "
-                "and x.size(0) is 8, n is 0"
-            ),
+            ("input 'x': the model requires x.size(0) // n > 0, but x.size(0) is 8, n is 0"),
         ),
-        (2, torch.tensor(3.0), "input 'n' has dtype float32, and the artifact takes int64"),
+        (2, torch.tensor(3.0), "input 'n' has dtype float32, but the model takes int64"),
         (
             2,
             torch.tensor([3]),
-            "input 'n' has shape (1,), of 1 dimension, and the artifact takes (), of 0",
+            "input 'n' has shape (1,), of 1 dimension, but the model takes (), of 0",
         ),
         (
             3,
             torch.zeros(7, dtype=torch.complex64),
-            "input 'z': dimension 0 is 7, and it has to be 4*s5 for a whole number s5",
+            "input 'z': dimension 0 is 7, but it must be 4*s5 for a whole number s5",
         ),
         (
             3,
             torch.zeros(16, dtype=torch.complex64),
-            "input 'z': dimension 0 is 16, and z.size(0) // 4 has to be 1 to 3",
+            "input 'z': dimension 0 is 16, but z.size(0) // 4 must be 1 to 3",
         ),
         (
             3,
@@ -269,7 +263,7 @@ def test_a_right_call_passes(library: Library) -> None:
             4,
             torch.zeros(2, 3, 4, 4),
             (
-                "input 'w' has strides (48, 16, 4, 1), and the compiled code needs (48, 1, 12, 3): "
+                "input 'w' has strides (48, 16, 4, 1), but the model takes (48, 1, 12, 3): "
                 "call .contiguous(memory_format=torch.channels_last) on it"
             ),
         ),
@@ -277,7 +271,7 @@ def test_a_right_call_passes(library: Library) -> None:
             5,
             torch.zeros(2, 6),
             (
-                "input 'v' has strides (6, 1), and the compiled code needs (9, 1): copy it into "
+                "input 'v' has strides (6, 1), but the model takes (9, 1): copy it into "
                 "torch.empty_strided((2, 6), (9, 1), ...)"
             ),
         ),
@@ -292,16 +286,16 @@ def test_an_error_names_the_input_and_both_values(
 
 
 def test_the_number_of_inputs_is_checked_before_they_are_read(library: Library) -> None:
-    assert library(0, right()[:2]) == "the artifact takes 6 tensors, and 2 came"
+    assert library(0, right()[:2]) == "the model takes 6 tensors, but was called with 2"
     empty = number_of(ONE_DIMENSION["empty"])
     assert library(empty, []) == ""
-    assert library(empty, right()[:1]) == "the artifact takes 0 tensors, and 1 came"
+    assert library(empty, right()[:1]) == "the model takes 0 tensors, but was called with 1"
 
 
 def test_a_dimension_has_to_be_a_multiple(library: Library) -> None:
     call = right()
     call[0], call[1] = torch.zeros(6, 10), torch.zeros(6, 13, dtype=torch.int64)
-    message = "input 'x': dimension 0 is 6, and it has to be a multiple of 4"
+    message = "input 'x': dimension 0 is 6, but it must be a multiple of 4"
     assert library(0, call) == message
 
 
@@ -310,11 +304,11 @@ def test_ranges_without_an_end_and_linear_sizes(library: Library, size: int) -> 
     tensor = [torch.zeros(size)]
     above = library(number_of(ONE_DIMENSION["symbol"]), tensor)
     assert above == (
-        "" if size >= 3 else f"input 'x': dimension 0 is {size}, and the artifact takes 3 or more"
+        "" if size >= 3 else f"input 'x': dimension 0 is {size}, but the model takes 3 or more"
     )
     below = library(number_of(ONE_DIMENSION["upper"]), tensor)
     assert below == (
-        "" if size <= 4 else f"input 'x': dimension 0 is {size}, and the artifact takes 4 or less"
+        "" if size <= 4 else f"input 'x': dimension 0 is {size}, but the model takes 4 or less"
     )
     linear = library(number_of(ONE_DIMENSION["linear"]), tensor)
     assert (linear == "") == (size % 2 == 1)
@@ -322,7 +316,7 @@ def test_ranges_without_an_end_and_linear_sizes(library: Library, size: int) -> 
 
 def test_names_are_written_unchanged(library: Library) -> None:
     message = library(number_of(ONE_DIMENSION["quoted"]), [torch.zeros(4)])
-    assert message == "input 'é\"??/\\': dimension 0 is 4, and the artifact takes 3"
+    assert message == "input 'é\"??/\\': dimension 0 is 4, but the model takes 3"
 
 
 def test_unused_strides_are_not_checked(library: Library) -> None:
@@ -332,7 +326,7 @@ def test_unused_strides_are_not_checked(library: Library) -> None:
     assert accepts(STRIDED, [one, other]) == (library(1, [one, other]) == "")
     strided = torch.zeros(3, 4, 2)[:, :, 0]
     assert library(1, [strided, torch.zeros(4, 3)]) == ""
-    assert "'y': dimension 1 is 4, and it has to be x.stride(0) // x.size(1) + 1, which is 3" in (
+    assert "'y': dimension 1 is 4, but it must be x.stride(0) // x.size(1) + 1, which is 3" in (
         library(1, [strided, torch.zeros(4, 4)])
     )
 
@@ -349,13 +343,13 @@ def test_formulas_have_python_semantics(library: Library, text: str) -> None:
                 with pytest.raises(ZeroDivisionError):
                     expression.evaluate(node, {"a": a, "b": b})
                 call = [torch.tensor(a), torch.tensor(b), torch.tensor(0)]
-                assert "the artifact takes inputs with" in library(which, call)
+                assert "the model requires" in library(which, call)
                 continue
             assert expression.evaluate(node, {"a": a, "b": b}) == expected
             call = [torch.tensor(a), torch.tensor(b), torch.tensor(expected)]
             assert library(which, call) == ""
             call[2] += 1
-            assert "the artifact takes inputs with" in library(which, call)
+            assert "the model requires" in library(which, call)
 
 
 @pytest.mark.parametrize("text", ["a + b", "a*b", "a - b", "a // b", "a**3", "-a", "abs(a)"])
@@ -417,7 +411,7 @@ def test_an_unexpected_dtype_is_named(library: Library) -> None:
             continue
         tensor = torch.zeros(8, 10 * dtype.itemsize, dtype=torch.uint8).view(dtype)
         message = library(0, [tensor, *right()[1:]])
-        assert message.startswith(f"input 'x' has dtype {name}, and the artifact takes float32")
+        assert message.startswith(f"input 'x' has dtype {name}, but the model takes float32")
 
 
 @pytest.mark.parametrize(
@@ -429,8 +423,14 @@ def test_an_unexpected_dtype_is_named(library: Library) -> None:
         ),
         (Signature((tensor_input("x", ("s // 2",)),), ()), "s // 2 depends on s"),
         (Signature((tensor_input("x", (3,)),), (), {}, ("u > 3",)), "u > 3 depends on u"),
-        (Signature((tensor_input("x", (3,), dtype="float31"),), ()), "its dtype is float31"),
-        (Signature((tensor_input("x", (3,), device="abacus"),), ()), "its device is abacus"),
+        (
+            Signature((tensor_input("x", (3,), dtype="float31"),), ()),
+            "its dtype, float31, is not supported",
+        ),
+        (
+            Signature((tensor_input("x", (3,), device="abacus"),), ()),
+            "its device, abacus, is not supported",
+        ),
     ],
 )
 def test_signatures_that_cannot_be_checked_are_rejected(
@@ -455,12 +455,12 @@ def test_tensors_must_be_on_the_device_of_the_model(tmp_path: pathlib.Path) -> N
     host, device = torch.zeros(3), torch.zeros(3, device="cuda")
     assert check(0, [device, host]) == ""
     assert check(0, [host, host]) == (
-        "input 'x' is on cpu, and the artifact takes cuda: call .to('cuda') on it"
+        "input 'x' is on cpu, but the model takes cuda: call .to('cuda') on it"
     )
     assert check(0, [device, device]) == (
-        "input 'y' is on cuda, and the artifact takes cpu: call .to('cpu') on it"
+        "input 'y' is on cuda, but the model takes cpu: call .to('cpu') on it"
     )
     assert check(0, [device, host], device_index=0) == ""
     assert check(0, [device, host], device_index=1) == (
-        "input 'x' is on cuda:0, and the artifact takes cuda:1: call .to('cuda:1') on it"
+        "input 'x' is on cuda:0, but the model takes cuda:1: call .to('cuda:1') on it"
     )

@@ -73,55 +73,52 @@ def test_a_valid_call_returns_the_result_of_eager(
 WRONG: dict[str, tuple[Call, str]] = {
     "more rows than the static size": (
         put(0, torch.ones(16, 4)),
-        "input 'fixed': dimension 0 is 16, and the artifact takes 8",
+        "input 'fixed': dimension 0 is 16, but the model takes 8",
     ),
     "fewer rows than the static size": (
         put(0, torch.ones(1, 4)),
-        "input 'fixed': dimension 0 is 1, and the artifact takes 8",
+        "input 'fixed': dimension 0 is 1, but the model takes 8",
     ),
     "double": (
         put(0, torch.ones(8, 4, dtype=torch.float64)),
-        "input 'fixed' has dtype float64, and the artifact takes float32",
+        "input 'fixed' has dtype float64, but the model takes float32",
     ),
     "bytes": (
         put(0, torch.ones(8, 4, dtype=torch.int8)),
-        "input 'fixed' has dtype int8, and the artifact takes float32",
+        "input 'fixed' has dtype int8, but the model takes float32",
     ),
     "one dimension less": (
         put(0, torch.ones(32)),
-        "input 'fixed' has shape (32,), of 1 dimension, and the artifact takes (8, 4), of 2",
+        "input 'fixed' has shape (32,), of 1 dimension, but the model takes (8, 4), of 2",
     ),
     "transposed": (
         put(0, torch.ones(4, 8).t()),
-        "input 'fixed' has strides (1, 8), and the compiled code needs (4, 1)",
+        "input 'fixed' has strides (1, 8), but the model takes (4, 1)",
     ),
     "fake": (
         put(0, FakeTensorMode().from_tensor(torch.ones(8, 4))),
-        "input 'fixed' is a tensor that has no memory",
+        "input 'fixed' is a tensor without memory",
     ),
     "no multiple": (
         put(1, torch.ones(7, 3)),
-        "input 'rows': dimension 0 is 7, and it has to be a multiple of 2",
+        "input 'rows': dimension 0 is 7, but it must be a multiple of 2",
     ),
     "a list": (put(0, [1.0] * 8), "input 'fixed' is of type list"),
     "sizes that do not belong together": (
         put(2, {"ids": [torch.arange(5), torch.arange(10)]}),
         (
-            "input 'batch['ids'][1]': dimension 0 is 10, and it has to be "
+            "input 'batch['ids'][1]': dimension 0 is 10, but it must be "
             "2*batch['ids'][0].size(0) + 1, which is 11"
         ),
     ),
     "out of range": (
         put(2, {"ids": [torch.arange(41), torch.arange(83)]}),
-        "input 'batch['ids'][0]': dimension 0 is 41, and the artifact takes 2 to 40",
+        "input 'batch['ids'][0]': dimension 0 is 41, but the model takes 2 to 40",
     ),
     "another structure": (put(2, {"ids": (torch.arange(5), torch.arange(11))}), "'batch['ids']'"),
     "more rows than there are": (
         put(3, 7),
-        (
-            "input 'n': the artifact takes inputs with n <= rows.size(0), and n is 7, "
-            "rows.size(0) is 6"
-        ),
+        ("input 'n': the model requires n <= rows.size(0), but n is 7, rows.size(0) is 6"),
     ),
     "more than a number holds": (
         put(3, 1 << 63),
@@ -130,7 +127,7 @@ WRONG: dict[str, tuple[Call, str]] = {
     "a number that is a tensor": (put(3, torch.tensor(4)), "input 'n' is a tensor"),
     "a size that the compile has specialised": (
         changed(lambda args, kwargs: kwargs.update(gated=torch.ones(2, 16))),
-        "input 'gated': dimension 1 is 16, and the artifact takes 10",
+        "input 'gated': dimension 1 is 16, but the model takes 10",
     ),
 }
 
@@ -148,7 +145,7 @@ def test_scalars_do_not_depend_on_the_default_device(loaded: Callable[..., Any])
     expected = loaded(*args, **kwargs)
     with torch.device("meta"):
         torch.testing.assert_close(loaded(*args, **kwargs), expected)
-    with FakeTensorMode(), pytest.raises(exc.InputMismatchError, match="'n' is a tensor that has"):
+    with FakeTensorMode(), pytest.raises(exc.InputMismatchError, match="'n' is a tensor without"):
         loaded(*args, **kwargs)
 
 
@@ -158,9 +155,9 @@ def test_tensors_wrapped_by_functorch_are_rejected(loaded: Callable[..., Any]) -
     def call(fixed: torch.Tensor) -> Any:
         return loaded(fixed, *args[1:], **kwargs)
 
-    with pytest.raises(exc.InputMismatchError, match="is a tensor that has no"):
+    with pytest.raises(exc.InputMismatchError, match="is a tensor without memory"):
         torch.func.functionalize(call)(args[0])
-    with pytest.raises(exc.InputMismatchError, match="is a tensor that has no"):
+    with pytest.raises(exc.InputMismatchError, match="is a tensor without memory"):
         torch.func.vmap(call)(args[0].expand(2, 8, 4))
 
 
@@ -171,7 +168,7 @@ def test_the_artifact_itself_rejects_it(loaded: Any, capfd: pytest.CaptureFixtur
     results = runner.loader.run(flat)
     torch.testing.assert_close(results[0], args[0] * 3)
     for wrong, message in (
-        ([torch.ones(16, 4), *flat[1:]], "'fixed': dimension 0 is 16, and the artifact takes 8"),
+        ([torch.ones(16, 4), *flat[1:]], "'fixed': dimension 0 is 16, but the model takes 8"),
         (flat[1:], "takes 6 tensors"),
     ):
         # torch 2.11's runner has no message; the artifact writes it to stderr.
@@ -239,11 +236,11 @@ def test_the_order_of_dict_keys_is_ignored(path: str, nested: Nested) -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "words"),
     [
-        ((), {}, "takes 1 positional argument (x), and was called with 0"),
-        ((X, X), {}, "takes 1 positional argument (x), and was called with 2"),
-        ((), {"x": X}, "takes 1 positional argument (x), and was called with 0"),
-        ((X,), {"y": X}, "takes no keyword arguments; y is not one of them"),
-        ((3,), {}, "input 'x' is 3, and the artifact takes a tensor (float32, ["),
+        ((), {}, "takes 1 positional argument (x), but was called with 0"),
+        ((X, X), {}, "takes 1 positional argument (x), but was called with 2"),
+        ((), {"x": X}, "takes 1 positional argument (x), but was called with 0"),
+        ((X,), {"y": X}, "takes no keyword arguments, but was called with y"),
+        ((3,), {}, "input 'x' is 3, but the model takes a tensor (float32, ["),
         ((None,), {}, "input 'x' is None"),
         (([X],), {}, "input 'x' is of type list"),
         ((X.numpy(),), {}, "input 'x' is of type ndarray"),
@@ -291,21 +288,21 @@ def _no_bias(args: list[Any], kwargs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_with(3, 5), "input 'times' is 5, and the artifact was compiled for 3"),
-        (_with(3, 3.0), "input 'times' is 3.0, and the artifact was compiled for 3"),
+        (_with(3, 5), "input 'times' is 5, but the model was compiled for 3"),
+        (_with(3, 3.0), "input 'times' is 3.0, but the model was compiled for 3"),
         (_with(3, True), "input 'times' is True"),
         (_with(3, torch.tensor(3)), "input 'times' is a tensor (int64, [])"),
-        (_with(4, X), "input 'flag' is a tensor (float32, [4, 8]), and the artifact was compiled"),
-        (_with("mode", "sub"), "input 'mode' is 'sub', and the artifact was compiled for 'add'"),
-        (_with(0, [X]), "input 'batch' is of type list, and the artifact takes a dict with 'ids'"),
-        (_with(1, (X, X)), "input 'point' is of type tuple, and the artifact takes a Point"),
-        (_with(2, X), "input 'pair' is a tensor (float32, [4, 8]), and the artifact takes a Pair"),
+        (_with(4, X), "input 'flag' is a tensor (float32, [4, 8]), but the model was compiled"),
+        (_with("mode", "sub"), "input 'mode' is 'sub', but the model was compiled for 'add'"),
+        (_with(0, [X]), "input 'batch' is of type list, but the model takes a dict with 'ids'"),
+        (_with(1, (X, X)), "input 'point' is of type tuple, but the model takes a Point"),
+        (_with(2, X), "input 'pair' is a tensor (float32, [4, 8]), but the model takes a Pair"),
         (_with(2, Pair(X, 3)), "input 'pair.right' is 3"),
-        (_without_mask, "input 'batch' has the keys 'ids', and the artifact takes a dict with"),
-        (_deep, "input 'batch['ids'][1]' is 'four', and the artifact takes a tensor (int64, [4])"),
-        (_short, "input 'batch['ids']' is a list of 1, and the artifact takes a list of 2"),
-        (_no_bias, "takes the keyword arguments bias, mode; bias is missing"),
-        (_with("more", 1), "more is not one of them"),
+        (_without_mask, "input 'batch' has the keys 'ids', but the model takes a dict with"),
+        (_deep, "input 'batch['ids'][1]' is 'four', but the model takes a tensor (int64, [4])"),
+        (_short, "input 'batch['ids']' is a list of 1, but the model takes a list of 2"),
+        (_no_bias, "takes the keyword arguments bias, mode, but was called without bias"),
+        (_with("more", 1), ", but was called with more"),
     ],
 )
 def test_an_invalid_leaf_of_a_nested_call_is_named(

@@ -13,7 +13,7 @@ from inductor_ext.cpp_wrapper.signature.expression import Apply
 
 
 def test_python_and_cpp_have_the_same_opcodes_and_stack() -> None:
-    source = (compiler.RUNTIME / "checks.cpp").read_text()
+    source = (compiler.RUNTIME / "expression.h").read_text()
     (body,) = re.findall(r"enum Opcode : int64_t \{(.*?)\};", source, re.DOTALL)
     pairs = (
         "+:Add -:Subtract *:Multiply //:FloorDivide %:Modulo **:Power &:BitAnd |:BitOr ^:BitXor "

@@ -1,0 +1,18 @@
+"""Types of command-line arguments, for argparse."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def parse_natural(text: str, lowest: int = 0) -> int:
+    """Parse an integer of at least `lowest`."""
+    # isdecimal accepts digits of all scripts, and int limits the number of digits.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18 and int(text) >= lowest):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {lowest}")
+    return int(text)
+
+
+def parse_positive(text: str) -> int:
+    """Parse an integer of at least 1."""
+    return parse_natural(text, 1)
