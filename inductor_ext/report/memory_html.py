@@ -22,6 +22,8 @@ from html import escape
 from itertools import pairwise
 
 from inductor_ext.memory.planner import peak_report
+from inductor_ext.memory.planner.interval import live_bytes
+from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.report.memory_measure import Measured
 
@@ -243,7 +245,8 @@ class _Chart:
         self.arena_count = len(arenas)
         self.blocks = arenas + [_Block(s.start, s.end, s.bytes, s, -1) for s in drawn]
         self.height = _stack_blocks(self.blocks)
-        self.rest_profile = _sum_live_bytes(self.rest, self.length)
+        spans = ((s.start, s.end, s.bytes) for s in self.rest)
+        self.rest_profile = live_bytes(spans, self.length)
         self.total = max(1, self.height + max(self.rest_profile))
 
     def x(self, time: float) -> float:
@@ -270,7 +273,7 @@ class _Chart:
         if self.rest:
             parts.append(self._draw_rest())
         parts += self._draw_peak_marker()
-        peak_bytes, step = _human(self.held[self.peak_step]), self.peak_step
+        peak_bytes, step = human_bytes(self.held[self.peak_step]), self.peak_step
         words = (
             f"On {self.device}, {peak_bytes} are held at the peak, step {step} of {self.length}. "
             f"{len(self.members)} storages are in {self.arena_count} arenas, and "
@@ -303,7 +306,9 @@ class _Chart:
                 f"H{self.x(s.end)}V{self.y(block.base + (s.offset or 0))}H{self.x(s.start)}Z"
                 for s in storages
             )
-            words = f"{len(storages)} smaller storages, the largest {_human(storages[0].bytes)}"
+            words = (
+                f"{len(storages)} smaller storages, the largest {human_bytes(storages[0].bytes)}"
+            )
             yield f'<path class="rest {colour}" d="{shape}"><title>{words}</title></path>'
         yield "</g>"
 
@@ -323,7 +328,7 @@ class _Chart:
         anchor, shift = ("end", -4) if self.peak_step > self.length / 2 else ("start", 4)
         yield (
             f'<text x="{at + shift}" y="{CURVE_TOP - 5}" text-anchor="{anchor}">peak, step '
-            f"{self.peak_step}: {_human(self.held[self.peak_step])}</text>"
+            f"{self.peak_step}: {human_bytes(self.held[self.peak_step])}</text>"
         )
 
     def _draw_rectangle(
@@ -337,7 +342,7 @@ class _Chart:
 
     def _draw_storage(self, storage: PlannedStorage, base: int, place: str) -> str:
         lines = (
-            f"{storage.name}: {_human(storage.bytes)}, {storage.kind}",
+            f"{storage.name}: {human_bytes(storage.bytes)}, {storage.kind}",
             storage.operator,
             f"module {storage.module}" if storage.module else "",
             f"live [{storage.start}, {storage.end}), {place}",
@@ -364,21 +369,10 @@ _Scale = Callable[[float], float]
 def _describe_arena(arena: PlannedArena, members: int) -> str:
     size = "" if arena.size == str(arena.bytes) else f" = {arena.size} bytes"
     return escape(
-        f"{arena.name}: {_human(arena.bytes)}{size}, lower bound {_human(arena.lower_bound)}, "
+        f"{arena.name}: {human_bytes(arena.bytes)}{size}, "
+        f"lower bound {human_bytes(arena.lower_bound)}, "
         f"{members} storages, live [{arena.start}, {arena.end})"
     )
-
-
-def _sum_live_bytes(storages: Iterable[PlannedStorage], length: int) -> list[int]:
-    change = [0] * (length + 1)
-    for storage in storages:
-        change[storage.start] += storage.bytes
-        change[storage.end] -= storage.bytes
-    total, profile = 0, []
-    for step in range(length):
-        total += change[step]
-        profile.append(total)
-    return profile
 
 
 def _step_path(profile: Sequence[int], x: _Scale, y: _Scale) -> str:
@@ -414,11 +408,12 @@ def _draw_curves(
     )
     if single:
         at = y(record.lower_bound)
-        words = f"lower bound {_human(record.lower_bound)}"
+        words = f"lower bound {human_bytes(record.lower_bound)}"
         yield (
             f'<path class="bound" d="M{_LEFT} {at}H{_WIDTH - _RIGHT}"><title>{words}</title></path>'
         )
-    yield f'<text x="{_LEFT - 6}" y="{CURVE_TOP + 8}" text-anchor="end">{_human(total)}</text>'
+    top = human_bytes(total)
+    yield f'<text x="{_LEFT - 6}" y="{CURVE_TOP + 8}" text-anchor="end">{top}</text>'
     yield f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">0 B</text>'
     dashed = "; dashed: lower bound" if single else ""
     yield (
@@ -433,15 +428,11 @@ def _draw_axes(length: int, total: int, x: _Scale, y: _Scale) -> Iterator[str]:
     for part in range(5):
         offset = total * part // 4
         at = round(y(offset) + 3, 2)
-        yield f'<text x="{_LEFT - 6}" y="{at}" text-anchor="end">{_human(offset)}</text>'
+        yield f'<text x="{_LEFT - 6}" y="{at}" text-anchor="end">{human_bytes(offset)}</text>'
     for part in range(5):
         time = length * part // 4
         anchor = "end" if part == 4 else "middle"
         yield f'<text x="{x(time)}" y="{bottom + 15}" text-anchor="{anchor}">{time}</text>'
-
-
-def _human(count: int) -> str:
-    return peak_report.human_bytes(count)
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -472,8 +463,8 @@ def _render_measured_table(measured: Sequence[Measured]) -> str:
         ("predicted", "measured", "deviation", "graph", "kind", "device"),
         (
             (
-                _human(run.predicted),
-                _human(run.measured),
+                human_bytes(run.predicted),
+                human_bytes(run.measured),
                 f"{run.deviation:+.1f} %",
                 run.graph,
                 run.kind,

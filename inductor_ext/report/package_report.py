@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -115,21 +114,7 @@ def _read_metadata(
 
 
 def _find_misfit(content: manifest.Manifest, model: manifest.Model) -> str | None:
-    cuda, capability = None, None
-    if model.device == "cuda":
-        import torch
-
-        cuda = torch.version.cuda
-        if torch.cuda.is_available():
-            capability = torch.cuda.get_device_capability()
-    machine = manifest.Machine(
-        torch=_compat.torch_version(),
-        cuda=cuda,
-        system=sys.platform,
-        machine=os.uname().machine,
-        cpu_features=cpu_isa.machine_features(),
-        capability=capability,
-    )
+    machine = manifest.Machine.current(_compat.torch_version(), model.device)
     try:
         manifest.check_machine(content, model, machine, "")
     except exc.IncompatibleArtifactError as error:

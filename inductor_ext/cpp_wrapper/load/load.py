@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ from typing import IO, Any
 import torch
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.build import cpu_isa
 from inductor_ext.cpp_wrapper.load import calling_convention
 from inductor_ext.cpp_wrapper.load.model import InductorModel, LoadedModel, Model
 from inductor_ext.cpp_wrapper.load.native import NativeLibrary
@@ -127,7 +125,9 @@ class _Loading:
         model = content.model(name, where)
         if model.library is None:
             raise exc.SourcesOnlyError(path=where, name=name)
-        machine = _describe_machine(model.device, arguments.device_index)
+        machine = manifest.Machine.current(
+            str(torch.__version__), model.device, arguments.device_index
+        )
         manifest.check_machine(content, model, machine, where)
         try:
             signature = Signature.from_json(model.signature)
@@ -224,20 +224,6 @@ class _Loading:
         fqns = runner.get_constant_names_to_original_fqns()
         if any(fqns.get(name, fqn) != fqn for name, fqn in expected.items()):
             self._files.raise_bad("the constants of its library differ from its manifest")
-
-
-def _describe_machine(device: str, index: int) -> manifest.Machine:
-    capability = None
-    if device == "cuda" and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability(index if index >= 0 else None)
-    return manifest.Machine(
-        torch=str(torch.__version__),
-        cuda=torch.version.cuda,
-        system=sys.platform,
-        machine=os.uname().machine,
-        cpu_features=cpu_isa.machine_features(),
-        capability=capability,
-    )
 
 
 def _read_metadata(library_path: str) -> dict[str, str]:

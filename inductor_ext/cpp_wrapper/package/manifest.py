@@ -6,7 +6,7 @@ of every file. The manifest is deterministic: the same compile gives the same by
 date, path or host name unless the caller adds one.
 
 Reading checks the type of every field and preserves fields added by later versions. `check_machine`
-rejects a model that cannot run on this machine. This module does not import torch.
+rejects a model that cannot run on this machine. Imports torch only to query a CUDA device.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper.build import cpu_isa
 from inductor_ext.cpp_wrapper.package import zip_format, zip_reader
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import EXTRA, Size
@@ -269,6 +272,31 @@ class Machine:
     capability: tuple[int, int] | None = None
     """Compute capability of the selected CUDA device; None without one."""
 
+    @classmethod
+    def current(cls, torch_version: str, device: str, index: int = -1) -> Machine:
+        """Return this machine's description for a model that runs on `device`.
+
+        Args:
+            torch_version: version of the installed torch.
+            device: the model's device type. CUDA is described only for "cuda".
+            index: index of the CUDA device. Default: -1, the current device.
+        """
+        cuda, capability = None, None
+        if device == "cuda":
+            import torch
+
+            cuda = torch.version.cuda
+            if torch.cuda.is_available():
+                capability = torch.cuda.get_device_capability(index if index >= 0 else None)
+        return cls(
+            torch=torch_version,
+            cuda=cuda,
+            system=sys.platform,
+            machine=os.uname().machine,
+            cpu_features=cpu_isa.machine_features(),
+            capability=capability,
+        )
+
 
 def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str) -> None:
     """Check that a model can run on a machine.
@@ -303,11 +331,7 @@ def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str)
     if model.device == "cuda":
         reasons += _find_cuda_mismatches(manifest, model, machine)
     if reasons:
-        raise exc.IncompatibleArtifactError(
-            path=path,
-            why="; ".join(reasons),
-            fix=fix,
-        )
+        raise exc.IncompatibleArtifactError(path=path, why="; ".join(reasons), fix=fix)
 
 
 def _find_cuda_mismatches(manifest: Manifest, model: Model, machine: Machine) -> list[str]:

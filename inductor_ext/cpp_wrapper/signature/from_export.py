@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -182,14 +182,8 @@ def _to_extent(name: str, value: Any) -> Extent:
     return node if isinstance(node, int) else expression.show(node)
 
 
-def _list_symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str, Range]:
-    limits = {
-        key.name: value
-        for key, value in program.range_constraints.items()
-        if isinstance(key, sympy.Symbol)
-    }
-    names: dict[str, Range] = {}
-    plain: set[str] = set()
+def find_symbols(inputs: Iterable[Input]) -> Iterator[tuple[str, str]]:
+    """Yield every symbol in the inputs' sizes, strides and scalars, and the expression it is in."""
     for inp in inputs:
         extents: tuple[Extent, ...] = ()
         if isinstance(inp, TensorInput):
@@ -199,9 +193,21 @@ def _list_symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str
         for extent in extents:
             if isinstance(extent, str):
                 for name in expression.symbols(expression.parse(extent)):
-                    names[name] = to_range(limits.get(name))
-                    if name == extent:
-                        plain.add(name)
+                    yield name, extent
+
+
+def _list_symbols(program: ExportedProgram, inputs: Iterable[Input]) -> dict[str, Range]:
+    limits = {
+        key.name: value
+        for key, value in program.range_constraints.items()
+        if isinstance(key, sympy.Symbol)
+    }
+    names: dict[str, Range] = {}
+    plain: set[str] = set()
+    for name, extent in find_symbols(inputs):
+        names[name] = to_range(limits.get(name))
+        if name == extent:
+            plain.add(name)
     for name in names.keys() - plain:
         names[name] = _derive_range(program, name) or names[name]
     return names

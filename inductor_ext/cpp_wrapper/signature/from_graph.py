@@ -21,7 +21,6 @@ from inductor_ext.cpp_wrapper.signature.signature import (
     ConstantOutput,
     Extent,
     Output,
-    Range,
     Signature,
     SymbolInput,
     SymbolOutput,
@@ -56,31 +55,22 @@ def derive_signature(graph: Any) -> Signature:
         _describe_input(name, index, value)
         for index, (name, value) in enumerate(graph.graph_inputs.items())
     )
-    symbols: dict[str, Range] = {}
-    limits = {str(symbol): range_ for symbol, range_ in _symbol_ranges(graph)}
-    for inp in inputs:
-        extents: tuple[Extent, ...] = (
-            (*inp.shape, *inp.stride) if isinstance(inp, TensorInput) else (inp.symbol,)
-        )
-        for extent in extents:
-            if isinstance(extent, str):
-                for name in expression.symbols(expression.parse(extent)):
-                    symbols[name] = from_export.to_range(limits.get(name))
+    exported_ranges = context.current().symbol_ranges or {}
+    ranges = {**graph.sizevars.shape_env.var_to_range, **exported_ranges}
+    limits = {str(symbol): range_ for symbol, range_ in ranges.items()}
     signature = Signature(
         inputs=inputs,
         outputs=tuple(
             _describe_output(index, value) for index, value in enumerate(graph.graph_outputs)
         ),
-        symbols=symbols,
+        symbols={
+            name: from_export.to_range(limits.get(name))
+            for name, _ in from_export.find_symbols(inputs)
+        },
         in_spec=config.aot_inductor.serialized_in_spec,
         out_spec=config.aot_inductor.serialized_out_spec,
     )
     return add_guards(signature, graph.sizevars.shape_env)
-
-
-def _symbol_ranges(graph: Any) -> Any:
-    exported_ranges = context.current().symbol_ranges or {}
-    return {**graph.sizevars.shape_env.var_to_range, **exported_ranges}.items()
 
 
 def _to_extent(value: Any) -> Extent:
