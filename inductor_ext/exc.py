@@ -129,7 +129,7 @@ class ForeignConstantError(InductorExtError):
     """A constant on a device on which no part of the graph runs."""
 
     template = "Constant {name!r} is on {actual}, but the graph runs only on {device}."
-    remedy = "Move the constant to the CPU, or use it in the model."
+    remedy = "Before the export, move the constant to {device} or to the CPU."
 
 
 class UnsupportedLevelError(InductorExtError):
@@ -143,7 +143,7 @@ class UnknownOptionError(InductorExtError):
     """An option name that is neither an Inductor option nor a setting of inductor_ext."""
 
     template = "Unknown option {name!r} (value {value!r}).{nearest}"
-    remedy = "inductor_ext.list_options() returns all {count} valid names."
+    remedy = "inductor_ext.list_options() returns all valid names."
 
 
 class BadOptionError(InductorExtError):
@@ -366,10 +366,7 @@ class KernelBuildError(InductorExtError):
     """A kernel that nvcc fails to build."""
 
     template = "nvcc failed to build kernel {kernel}: {why}."
-    remedy = (
-        "Falling back to another kernel. Exclude it with cutlass_op_denylist_regex, or report a "
-        "bug."
-    )
+    remedy = "Exclude it with cutlass_op_denylist_regex to use another kernel, or report a bug."
 
 
 class MissingKernelError(InductorExtError):

@@ -87,10 +87,8 @@ def split_options(
         elif name in defaults:
             inductor[name] = _converted(name, value, defaults[name])
         else:
-            allowed = [*defaults, *settings.names()]
-            raise exc.UnknownOptionError(
-                name=name, value=value, nearest=suggest_name(name, allowed), count=len(allowed)
-            )
+            nearest = suggest_name(name, [*defaults, *settings.names()])
+            raise exc.UnknownOptionError(name=name, value=value, nearest=nearest)
     return extension, inductor
 
 

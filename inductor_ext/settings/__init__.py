@@ -346,9 +346,8 @@ def check(name: str, value: object) -> None:
     """
     annotations = types_of()
     if name not in annotations:
-        raise exc.UnknownOptionError(
-            name=name, value=value, nearest=suggest_name(name, annotations), count=len(annotations)
-        )
+        nearest = suggest_name(name, annotations)
+        raise exc.UnknownOptionError(name=name, value=value, nearest=nearest)
     allowed = None if has_type(value, annotations[name]) else describe_type(annotations[name])
     parse = _parsers()[name]
     if allowed is None and value is not None and parse is not None:

@@ -223,35 +223,26 @@ class ArtifactStore:
                     copy_bytes(source_file, target_file, size)
 
     @contextlib.contextmanager
-    def lock(self, key: str) -> Iterator[None]:
+    def lock(self, key: str, *, wait: bool = True) -> Iterator[bool]:
         """Acquire the right to build an entry; other processes that request it wait.
 
         This avoids duplicate work and is not needed for correctness. The lock ends with the process
         that holds it.
 
-        Raises:
-            ValueError: see `get`.
-        """
-        with self._lock(key, -1):
-            yield
+        Args:
+            wait: whether to wait for a process that holds the lock. Default: True.
 
-    @contextlib.contextmanager
-    def try_lock(self, key: str) -> Iterator[bool]:
-        """Like `lock`, without waiting; yield whether the lock was acquired.
+        Yields:
+            Whether the lock was acquired.
 
         Raises:
             ValueError: see `get`.
         """
-        with self._lock(key, 0) as held:
-            yield held
-
-    @contextlib.contextmanager
-    def _lock(self, key: str, timeout: float) -> Iterator[bool]:
         self._entry(key)
         with contextlib.ExitStack() as stack:
             held = False
             with self._shared.warn_on_error("locked"):
-                held = stack.enter_context(self._shared.lock(key, timeout))
+                held = stack.enter_context(self._shared.lock(key, -1 if wait else 0))
             yield held
 
     def entry_keys(self) -> list[str]:

@@ -395,11 +395,11 @@ def test_a_lock_ends_with_its_process(store: ArtifactStore) -> None:
 
 
 def test_a_lock_can_be_tried(store: ArtifactStore) -> None:
-    with store.try_lock(KEY) as held, store.try_lock(KEY) as again:
+    with store.lock(KEY, wait=False) as held, store.lock(KEY, wait=False) as again:
         assert (held, again) == (True, False)
-    with store.lock(KEY), store.try_lock(KEY) as held:
+    with store.lock(KEY), store.lock(KEY, wait=False) as held:
         assert not held
-    with store.try_lock(KEY) as held:
+    with store.lock(KEY, wait=False) as held:
         assert held
 
 

@@ -95,7 +95,7 @@ def _claim(source: Source) -> str:
 
 def _is_claimed(source: Source, store: ArtifactStore) -> bool:
     """Whether a kernel is claimed, or cannot be claimed because the store is not writable."""
-    with store.try_lock(_claim(source)) as acquired:
+    with store.lock(_claim(source), wait=False) as acquired:
         return not acquired
 
 
@@ -118,7 +118,7 @@ def _main() -> None:
         sources = []
         for fields in request["sources"]:
             source = Source(**fields)
-            if stack.enter_context(store.try_lock(_claim(source))):
+            if stack.enter_context(store.lock(_claim(source), wait=False)):
                 sources.append(source)
         nvcc_build.build_all(sources, store, toolchain)
 
