@@ -121,7 +121,7 @@ def test_the_deterministic_mode_holds_in_the_worker(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     problem = dataclasses.replace(DECODE, deterministic=True)
     compile_fx.install_hooks(activate.requested)
-    subprocess_runner._close_workers()
+    subprocess_runner.close_workers()
     try:
         with (
             inductor_config.patch(force_disable_caches=True, deterministic=True),
@@ -136,6 +136,6 @@ def test_the_deterministic_mode_holds_in_the_worker(monkeypatch: pytest.MonkeyPa
                 isolated=True,
             )[problem]
     finally:
-        subprocess_runner._close_workers()
+        subprocess_runner.close_workers()
     assert decision.origin == "measured"
     assert decision.microseconds(None) is not None, [timing.failure for timing in decision.timings]

@@ -22,10 +22,11 @@ from torch._inductor.utils import run_and_get_code
 from torch.testing import FileCheck
 
 import inductor_ext
-from inductor_ext import events, memory_planning
+from inductor_ext import events
 from inductor_ext.hooks import scope
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory import wrapper_writer
+from inductor_ext.memory.planner import placement_policy
 from inductor_ext.memory.records import MemoryPlanRecord
 from test.support import aot_util
 from test.support.compile_util import OUT_VARIANT
@@ -159,7 +160,7 @@ class TestDecision:
 
     @torch.no_grad()
     def test_worst_sizes_are_planned_at_run_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(wrapper_writer, "_MIN_REPLAN_RATIO", 0.0)
+        monkeypatch.setattr(wrapper_writer, "MIN_REPLAN_RATIO", 0.0)
         with planning(memory_arenas="always", memory_debug=True):
             run = compiled(matmuls, dynamic=True)
             _, (code,) = run_and_get_code(run, *squares(32))
@@ -219,11 +220,11 @@ class TestCombinations:
         if not aot_util.crashes_at_load(path):
             check(torch._inductor.aoti_load_package(path), Module(), *inputs)
 
+    @pytest.mark.usefixtures("repeated_warnings")
     @torch.no_grad()
     def test_tracing_of_allocations_says_that_there_are_no_arenas(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(events, "_warned", set())
         track = {"test_configs.track_memory_lifecycle": "log"}
         with planning(memory_arenas="always", **track) as records, caplog.at_level("WARNING"):
             check(compiled(matmuls), matmuls, *squares(16))
@@ -276,14 +277,14 @@ class TestBudget:
 @torch.no_grad()
 def test_out_variants_of_custom_operators_may_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the operators themselves may: nothing is held over their steps."""
-    steps: list[set[int]] = []
-    read = memory_planning._Planner._decide
+    steps: set[frozenset[int]] = set()
+    decide = placement_policy.decide
 
-    def decide(planner: Any) -> Any:
-        steps.append(planner.unbounded_steps)
-        return read(planner)
+    def record_steps(*arguments: Any, **options: Any) -> placement_policy.Decision:
+        steps.add(frozenset(options["unbounded_steps"]))
+        return decide(*arguments, **options)
 
-    monkeypatch.setattr(memory_planning._Planner, "_decide", decide)
+    monkeypatch.setattr(placement_policy, "decide", record_steps)
     names = {"one": ["out"], "two": ["a", "b"]}
     with torch.library._scoped_library("inductor_ext_rigid", "DEF") as library:
         for name, outs in names.items():

@@ -102,7 +102,7 @@ class InductorBench:
             stack.enter_context(torch._C.DisableTorchFunction())
             stack.enter_context(torch._C._DisableAutocast())
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_restore_counters())
+            stack.enter_context(restore_counters())
             stack.enter_context(events.muted())
             if self.device.startswith("cuda"):
                 stack.enter_context(torch.cuda.device(self.device))
@@ -131,24 +131,24 @@ class InductorBench:
             try:
                 options = _CUTLASS_OPTIONS if isinstance(config, CutlassConfig) else {}
                 if problem not in traced:
-                    traced[problem] = _trace(problem, self.device)
+                    traced[problem] = trace_program(problem, self.device)
                 with (
                     decide.force_config(_make_rule(problem, config)),
                     inductor_config.patch(options),
                 ):
-                    codes[index] = _generate(traced[problem])
+                    codes[index] = generate_code(traced[problem])
             except Exception as error:
                 codes[index] = error
         results: list[Compiled | Exception] = []
         for index, code in enumerate(codes):
             starting(index)
-            results.append(code if isinstance(code, Exception) else _load(*code))
+            results.append(code if isinstance(code, Exception) else load_code(*code))
         # A kernel that crashes its compile worker also fails the kernels in the other workers.
         for index, result in enumerate(results):
             if isinstance(result, Exception) and _is_broken_pool(result):
                 starting(index)
-                _forget_kernels()
-                results[index] = _load(*codes[index])
+                forget_kernels()
+                results[index] = load_code(*codes[index])
         return results
 
     @contextlib.contextmanager
@@ -231,7 +231,7 @@ class _Traced:
     """The fake mode of the inputs."""
 
 
-def _trace(problem: GemmProblem, device: str) -> _Traced:
+def trace_program(problem: GemmProblem, device: str) -> _Traced:
     """Trace a program up to Inductor's post-grad passes, which depend on the candidate."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx, ir
@@ -254,7 +254,7 @@ def _trace(problem: GemmProblem, device: str) -> _Traced:
     return _Traced(problem, gm, tuple(inputs), mode)
 
 
-def _generate(traced: _Traced) -> tuple[str, dict[str, Any]]:
+def generate_code(traced: _Traced) -> tuple[str, dict[str, Any]]:
     """Return the source of the module that computes a problem, and its constants."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile_fx
@@ -282,7 +282,7 @@ def _generate(traced: _Traced) -> tuple[str, dict[str, Any]]:
     return code.value, {**graph.constants, **graph.torchbind_constants}
 
 
-def _load(code: str, attributes: dict[str, Any]) -> Compiled | Exception:
+def load_code(code: str, attributes: dict[str, Any]) -> Compiled | Exception:
     """Load a module of generated code; this waits for its kernels to compile."""
     from torch._inductor.codecache import PyCodeCache
 
@@ -303,7 +303,7 @@ def _is_broken_pool(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _forget_kernels() -> None:
+def forget_kernels() -> None:
     """Clear kernels whose compilation failed or is in progress, so that they are compiled again."""
     from torch._inductor.async_compile import CompiledTritonKernels
 
@@ -311,7 +311,7 @@ def _forget_kernels() -> None:
 
 
 @contextlib.contextmanager
-def _restore_counters() -> Iterator[None]:
+def restore_counters() -> Iterator[None]:
     """Restore the counters and metrics of the outer compile on exit."""
     from torch._dynamo.utils import counters
     from torch._inductor import metrics

@@ -188,7 +188,7 @@ class TuningDatabase:
         """Return the results of a problem, or of all problems, as JSON values."""
         if source != "shipped":
             return [] if self.files is None else self.files.values(source, problem)
-        shipped = _read_shipped_tables(self._tables)
+        shipped = read_shipped_tables(self._tables)
         if problem is not None:
             return shipped.get(problem.key, [])
         return [value for values in shipped.values() for value in values]
@@ -356,7 +356,7 @@ def _environments(device: Device, environments: Environments | None) -> Environm
 
 
 @functools.cache
-def _read_shipped_tables(folder: pathlib.Path) -> dict[str, list[Any]]:
+def read_shipped_tables(folder: pathlib.Path) -> dict[str, list[Any]]:
     """Return the entries of the tables in a folder as JSON values, by the key of their problem."""
     entries: dict[str, list[Any]] = {}
     for path in sorted(folder.glob("*.json")):

@@ -84,7 +84,7 @@ class ResultsFolder(SharedFolder):
             except FileNotFoundError:
                 return []
             check, _, text = data.partition(b"\n")
-            if _check(text) == check:
+            if checksum(text) == check:
                 with contextlib.suppress(ValueError, RecursionError):
                     values = json.loads(text)
                     if isinstance(values, list):
@@ -123,7 +123,7 @@ class ResultsFolder(SharedFolder):
                 else:
                     count += outcome
             if changes or self.token(source).endswith(_UNFINISHED):
-                self._renew_token(source, _UNFINISHED)
+                self.renew_token(source, _UNFINISHED)
                 try:
                     for path, (newest, outcome) in changes.items():
                         self._write(path, newest)
@@ -134,7 +134,7 @@ class ResultsFolder(SharedFolder):
                         self._remove_oldest(source, changes)
                         self._until_collected[source] = self.max_entries // 50
                 finally:
-                    self._renew_token(source)
+                    self.renew_token(source)
         return count
 
     def clear(self, sources: Iterable[Source]) -> Counter[str]:
@@ -153,7 +153,7 @@ class ResultsFolder(SharedFolder):
                 for source in SOURCES:
                     # A compile that tunes must not hit the graph cache for what was tuned before,
                     # either.
-                    self._renew_token(source)
+                    self.renew_token(source)
         return count
 
     def _merge_file(
@@ -179,7 +179,7 @@ class ResultsFolder(SharedFolder):
     def _write(self, path: pathlib.Path, entries: Iterable[TuningResult]) -> None:
         text = ("[" + ",\n".join(entry.line for entry in entries) + "]\n").encode()
         with atomic_write(path) as temporary:
-            pathlib.Path(temporary).write_bytes(_check(text) + b"\n" + text)
+            pathlib.Path(temporary).write_bytes(checksum(text) + b"\n" + text)
 
     def _remove_oldest(self, source: Source, added: Collection[pathlib.Path]) -> None:
         """Remove the oldest files above the limit, except `added`, and what dead writers left."""
@@ -208,7 +208,7 @@ class ResultsFolder(SharedFolder):
             return (self.path / f"{source}.token").read_text("utf-8", "replace")
         return ""
 
-    def _renew_token(self, source: Source, mark: str = "") -> None:
+    def renew_token(self, source: Source, mark: str = "") -> None:
         with atomic_write(self.path / f"{source}.token") as temporary:
             pathlib.Path(temporary).write_text(secrets.token_hex(8) + mark)
 
@@ -228,5 +228,5 @@ def hash_texts(*texts: str) -> str:
     return hashlib.sha256("\0".join((str(FORMAT), *texts)).encode()).hexdigest()[:40]
 
 
-def _check(text: bytes) -> bytes:
+def checksum(text: bytes) -> bytes:
     return hashlib.sha256(text).hexdigest().encode()

@@ -63,7 +63,7 @@ def run(
     """
     remaining = list(jobs)
     while remaining:
-        request = _request(remaining, make_bench, device, budget)
+        request = build_request(remaining, make_bench, device, budget)
         position: tuple[int, Config | None] | None = None
         done = set()
         try:
@@ -112,7 +112,7 @@ def warm_up(make_bench: Callable[[int], BenchmarkBackend], device: int) -> threa
     """
     if _is_running(device):
         return None
-    request = _request([], make_bench, device, 0.0)
+    request = build_request([], make_bench, device, 0.0)
 
     def start() -> None:
         # The next user of the worker gets the error.
@@ -125,7 +125,7 @@ def warm_up(make_bench: Callable[[int], BenchmarkBackend], device: int) -> threa
     return thread
 
 
-def _request(
+def build_request(
     jobs: Sequence[Job], make_bench: Callable[[int], BenchmarkBackend], device: int, budget: float
 ) -> dict[str, Any]:
     return {
@@ -164,7 +164,7 @@ class _Worker:
             "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
         }
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -234,7 +234,7 @@ class _Worker:
 
     def _make_exit_error(self) -> _WorkerError:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
+            self.process.wait(10)
         status = self.close()
         if status < 0:
             with contextlib.suppress(ValueError):
@@ -247,38 +247,38 @@ class _Worker:
             os.close(self._request)
             os.close(self._answer)
             self._request = self._answer = -1
-        self._process.kill()
-        return self._process.wait()
+        self.process.kill()
+        return self.process.wait()
 
     @property
     def alive(self) -> bool:
-        return self._request >= 0 and self._process.poll() is None
+        return self._request >= 0 and self.process.poll() is None
 
 
-_workers: dict[int, _Worker] = {}
+workers: dict[int, _Worker] = {}
 _starting = threading.Lock()
 
 
 def _get_worker(device: int) -> _Worker:
     with _starting:
         if not _is_running(device):
-            _workers[device] = _Worker()
-        return _workers[device]
+            workers[device] = _Worker()
+        return workers[device]
 
 
 def _is_running(device: int) -> bool:
-    return device in _workers and _workers[device].alive
+    return device in workers and workers[device].alive
 
 
 @atexit.register
-def _close_workers() -> None:
-    for worker in _workers.values():
+def close_workers() -> None:
+    for worker in workers.values():
         worker.close()
-    _workers.clear()
+    workers.clear()
 
 
 # A forked child shares the pipes, but must not use the workers.
-os.register_at_fork(after_in_child=_workers.clear)
+os.register_at_fork(after_in_child=workers.clear)
 
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"

@@ -75,11 +75,11 @@ def tune(
     Raises:
         exc.TuningFaultError: a candidate has broken the device for this process.
     """
-    options = _Options.current(settings, dependent)
+    options = Options.current(settings, dependent)
     unique = list(dict.fromkeys(problems))
     hopeless = set() if options.exhaustive else _find_hopeless(unique, device)
     predictions = {
-        problem: _rank_candidates(problem, device, options, problem in hopeless)
+        problem: rank_candidates(problem, device, options, problem in hopeless)
         for problem in unique
     }
     if any(map(_has_cutlass, predictions.values())):
@@ -111,7 +111,7 @@ def _find_hopeless(problems: Iterable[GemmProblem], device: Device) -> set[GemmP
 
 
 @dataclasses.dataclass(frozen=True)
-class _Options:
+class Options:
     """Inductor's options and the settings that apply to a tuning run."""
 
     exhaustive: bool
@@ -126,7 +126,7 @@ class _Options:
     cutlass: cutlass_options.Options
 
     @classmethod
-    def current(cls, settings: Settings, dependent: bool) -> _Options:
+    def current(cls, settings: Settings, dependent: bool) -> Options:
         from torch._inductor import config
 
         return cls(
@@ -144,7 +144,7 @@ def _run_jobs(
     apart: Container[GemmProblem],
     make_bench: Callable[[int], BenchmarkBackend],
     index: int,
-    options: _Options,
+    options: Options,
     reports: list[Report],
 ) -> None:
     """Run jobs, those of the problems in `apart` in a worker process; show progress and tables.
@@ -189,8 +189,8 @@ def _warn_if_unusable(report: Report) -> None:
         )
 
 
-def _rank_candidates(
-    problem: GemmProblem, device: Device, options: _Options, hopeless: bool
+def rank_candidates(
+    problem: GemmProblem, device: Device, options: Options, hopeless: bool
 ) -> dict[Config, float]:
     """Return the configurations to measure, with their predicted microseconds.
 

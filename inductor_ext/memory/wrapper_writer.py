@@ -30,7 +30,7 @@ from inductor_ext.memory.planner.arena_plan import Arena
 from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory
 from inductor_ext.settings import Settings
 
-_MIN_REPLAN_RATIO = 1.05
+MIN_REPLAN_RATIO = 1.05
 """Ratio of arena size to lower bound, at the worst of the sampled sizes, above which the arena is
 planned again at run time."""
 
@@ -131,7 +131,7 @@ class _Writer:
         device = self.storages[int(arena.members[0].request.name)].device
         name = _arena_name(self.wrapper)
         replan = None
-        if self.replan and arena.worst_ratio > _MIN_REPLAN_RATIO and not V.graph.cpp_wrapper:
+        if self.replan and arena.worst_ratio > MIN_REPLAN_RATIO and not V.graph.cpp_wrapper:
             replan = arenas.make_replanner(arena)
         return ArenaVariable(name, device, arena.size, tuple(ranked), arena.definitions, replan)
 

@@ -82,7 +82,7 @@ def compiling() -> Iterator[None]:
         scope.compile_scope(config.snapshot()),
     ):
         yield
-    subprocess_runner._close_workers()
+    subprocess_runner.close_workers()
 
 
 def tune(

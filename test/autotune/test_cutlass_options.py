@@ -117,7 +117,7 @@ def test_nvcc_gets_the_flags_of_inductors_settings(section: str) -> None:
     assert both.flags == ("--use_fast_math", "-lineinfo")
     (config, _), *_ = both.rank(LINEAR, H200)
     made = source(config, identity("bfloat16"))
-    for half in nvcc_build._flags(made, "device"), nvcc_build._flags(made, "host"):
+    for half in nvcc_build.nvcc_flags(made, "device"), nvcc_build.nvcc_flags(made, "host"):
         assert {"--use_fast_math", "-lineinfo"} <= set(half)
     # Such a kernel is another one, and not used where nobody asks for it.
     assert both.allows(config)

@@ -17,7 +17,7 @@ def test_counters_and_metrics_are_those_from_before() -> None:
     counters["inductor"]["inductor_ext_test"] = 3
     before = metrics.generated_kernel_count
     try:
-        with inductor_benchmark._restore_counters():
+        with inductor_benchmark.restore_counters():
             counters["inductor"]["inductor_ext_test"] += 1
             counters["inductor_ext_test"]["other"] += 1
             metrics.generated_kernel_count += 2
@@ -35,7 +35,7 @@ def test_kernels_that_have_failed_are_forgotten() -> None:
     future = object()
     CompiledTritonKernels.save("source of a kernel", future)  # type: ignore[arg-type]
     assert CompiledTritonKernels.get("source of a kernel") is future
-    inductor_benchmark._forget_kernels()
+    inductor_benchmark.forget_kernels()
     assert CompiledTritonKernels.get("source of a kernel") is None
 
 

@@ -139,7 +139,7 @@ def test_the_better_known_comes_first(store: TuningDatabase, tmp_path: Path) -> 
     for source, step in steps:
         if source == "shipped":
             write_table(tmp_path / "tables" / "h200.json", [step])
-            stores._read_shipped_tables.cache_clear()
+            stores.read_shipped_tables.cache_clear()
         else:
             store.files.merge(source, [step])  # type: ignore[arg-type]
         origin, microseconds = lookup_result(store) or ("", None)
@@ -166,7 +166,7 @@ def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
         [],
     )
     write_table(tmp_path / "h200.json", [entry(1)])
-    stores._read_shipped_tables.cache_clear()
+    stores.read_shipped_tables.cache_clear()
     assert lookup_result(store, 1) == ("shipped", 90.0)
     tuned = store.tune_missing(
         [problem(), problem(1)], H200, lambda batch: dict.fromkeys(batch, STOCK)

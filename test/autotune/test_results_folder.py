@@ -46,9 +46,9 @@ def test_the_next_import_repairs_a_killed_one(
 ) -> None:
     seen = [store.generation(tuning=True)]
     with monkeypatch.context() as killing:
-        renew = ResultsFolder._renew_token
+        renew = ResultsFolder.renew_token
         killing.setattr(
-            ResultsFolder, "_renew_token", lambda *given: renew(*given) if len(given) == 3 else None
+            ResultsFolder, "renew_token", lambda *given: renew(*given) if len(given) == 3 else None
         )
         store.add([entry()])
     seen.append(store.generation(tuning=True))
@@ -125,7 +125,7 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
     damaged = [b"", data[:-1], data[:70], data + b" "]
     # What somebody else has written with the right sum.
     for text in (b"", b"5", b"{", b"[" * 100_000):
-        damaged.append(results_folder._check(text) + b"\n" + text)
+        damaged.append(results_folder.checksum(text) + b"\n" + text)
     for _ in range(30):
         place = choose.randrange(len(data))
         damaged.append(

@@ -30,7 +30,7 @@ THIRD = GemmProblem.contiguous("mm", 24, 48, 16, "float32")
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
     yield
-    subprocess_runner._close_workers()
+    subprocess_runner.close_workers()
 
 
 def reports(
@@ -59,9 +59,9 @@ def test_a_crash_takes_down_its_own_candidate_only() -> None:
         dies: "the process died of SIGSEGV",
     }
     # The one that went through stays for the next batch.
-    process = subprocess_runner._workers[0]._process.pid
+    process = subprocess_runner.workers[0].process.pid
     assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
-    assert subprocess_runner._workers[0]._process.pid == process
+    assert subprocess_runner.workers[0].process.pid == process
 
 
 def test_a_worker_that_was_started_ahead_is_the_one_that_tries() -> None:
@@ -71,17 +71,17 @@ def test_a_worker_that_was_started_ahead_is_the_one_that_tries() -> None:
     # Whoever needs it while it starts waits for it.
     assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
     started.join()
-    process = subprocess_runner._workers[0]._process.pid
+    process = subprocess_runner.workers[0].process.pid
     assert subprocess_runner.warm_up(benchmark_backends.cpu_bench, 0) is None
     assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
-    assert subprocess_runner._workers[0]._process.pid == process
+    assert subprocess_runner.workers[0].process.pid == process
 
 
 def test_a_worker_started_ahead_is_warmed_up() -> None:
     good = candidate(80)
     job = candidate_run.Job(PROBLEM, (good,))
     assert "warmed up 0 times" in str(reports(job, bench=benchmark_backends.eager_bench)[PROBLEM])
-    subprocess_runner._close_workers()
+    subprocess_runner.close_workers()
     started = subprocess_runner.warm_up(benchmark_backends.eager_bench, 0)
     assert started is not None
     started.join()
@@ -150,7 +150,7 @@ def test_a_process_may_have_many_files_open() -> None:
             80
         )
     finally:
-        subprocess_runner._close_workers()
+        subprocess_runner.close_workers()
         for item in opened:
             os.close(item)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -209,7 +209,7 @@ def test_a_worker_gets_all_of_a_problem() -> None:
         epilogue=Epilogue(gated=True),
         details=KernelDetails("relu"),
     )
-    request = subprocess_runner._request(
+    request = subprocess_runner.build_request(
         [candidate_run.Job(problem, ())], benchmark_backends.cpu_bench, 0, 50
     )
     found = read(candidate_run.Job, json.loads(json.dumps(request))["jobs"][0], "job").problem

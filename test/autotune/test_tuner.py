@@ -139,14 +139,14 @@ class TestTuner:
     def test_cutlass_kernels_are_tried_all_the_same(self) -> None:
         problem, options = mock.Mock(), mock.Mock(alone=False)
         options.rank.return_value = {"a CUTLASS kernel": 300.0}
-        run_options = tuner._Options(False, False, 0, 0, True, options)
-        hopeless = tuner._rank_candidates(problem, H200, run_options, True)
+        run_options = tuner.Options(False, False, 0, 0, True, options)
+        hopeless = tuner.rank_candidates(problem, H200, run_options, True)
         assert hopeless == options.rank.return_value
 
+    @pytest.mark.usefixtures("repeated_warnings")
     def test_everything_dropped_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
-        with mock.patch.object(events, "_warned", set()):
-            for _ in range(2):
-                assert tune(candidate(10, benchmark_backends.WRONG)).config is None
+        for _ in range(2):
+            assert tune(candidate(10, benchmark_backends.WRONG)).config is None
         warnings = [record for record in caplog.records if record.levelname == "WARNING"]
         assert len(warnings) == 1
         assert "mm 24x48x64" in warnings[0].getMessage()
@@ -282,7 +282,7 @@ def compiled_and_tuned(
         scope.compile_scope(config.snapshot({"tuning_cache": False})),
         mock.patch.object(candidate_run, "run", run),
         mock.patch.object(
-            inductor_benchmark, "_load", lambda code, _: candidate_run.Compiled(list, code)
+            inductor_benchmark, "load_code", lambda code, _: candidate_run.Compiled(list, code)
         ),
         mock.patch.object(torch.cuda, "init"),
         events.capture() as records,
@@ -325,7 +325,7 @@ class TestVariants:
         bench = inductor_benchmark.InductorBench("cpu")
         with (
             inductor_config.patch(compile_threads=1),
-            mock.patch.object(inductor_benchmark, "_generate", side_effect=ValueError("no")),
+            mock.patch.object(inductor_benchmark, "generate_code", side_effect=ValueError("no")),
         ):
             (error,) = bench.compile([(LINEAR, None)], lambda index: None)
         assert isinstance(error, ValueError)
@@ -336,8 +336,8 @@ class TestVariants:
         begun: list[int] = []
         with (
             inductor_config.patch(compile_threads=1),
-            mock.patch.object(inductor_benchmark, "_trace"),
-            mock.patch.object(inductor_benchmark, "_generate", side_effect=ValueError("no")),
+            mock.patch.object(inductor_benchmark, "trace_program"),
+            mock.patch.object(inductor_benchmark, "generate_code", side_effect=ValueError("no")),
         ):
             bench.compile([(LINEAR, None), (LINEAR, light), (LINEAR, heavy)], begun.append)
         assert begun[:3] == [2, 1, 0]
@@ -364,8 +364,8 @@ class TestVariants:
         codes = [("good", {}), ("bad", {}), ("better", {})]
         with (
             inductor_config.patch(compile_threads=1),
-            mock.patch.object(inductor_benchmark, "_generate", side_effect=codes),
-            mock.patch.object(inductor_benchmark, "_load", load),
+            mock.patch.object(inductor_benchmark, "generate_code", side_effect=codes),
+            mock.patch.object(inductor_benchmark, "load_code", load),
         ):
             found = bench.compile([(LINEAR, None)] * 3, lambda index: None)
         assert [isinstance(item, candidate_run.Compiled) for item in found] == [True, False, True]
@@ -382,9 +382,9 @@ class TestVariants:
             fake_cuda.device(),
             scope.compile_scope(config.snapshot()),
             decide.force_config(met.append),  # type: ignore[func-returns-value]
-            inductor_benchmark._restore_counters(),
+            inductor_benchmark.restore_counters(),
         ):
-            inductor_benchmark._generate(inductor_benchmark._trace(problem, "cuda:0"))
+            inductor_benchmark.generate_code(inductor_benchmark.trace_program(problem, "cuda:0"))
         assert problem in met
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
@@ -399,14 +399,14 @@ class TestVariants:
             fake_cuda.device(),
             scope.compile_scope(config.snapshot()),
             mock.patch.object(
-                inductor_benchmark, "_load", lambda code, _: candidate_run.Compiled(list, code)
+                inductor_benchmark, "load_code", lambda code, _: candidate_run.Compiled(list, code)
             ),
             mock.patch.object(
-                inductor_benchmark, "_trace", wraps=inductor_benchmark._trace
+                inductor_benchmark, "trace_program", wraps=inductor_benchmark.trace_program
             ) as trace,
             mock.patch.object(bench, "device", "cuda:0"),
             inductor_config.patch(compile_threads=1),
-            inductor_benchmark._restore_counters(),
+            inductor_benchmark.restore_counters(),
         ):
             wanted = [(problem, None), (problem, tile), (parts, None)]
             found = bench.compile(wanted, lambda index: None)

@@ -156,9 +156,9 @@ class TestPython:
         def fresh() -> None:
             PyCodeCache.cache_clear()
             function = compiled(lambda x, *others: linear(x[1:], *others, 1)[0] + number)
-            with mock.patch.dict(runtime._libraries, clear=True):
+            with mock.patch.dict(runtime.libraries, clear=True):
                 assert function(*inputs()).shape == (ROWS - 1, COLUMNS)
-                assert len(runtime._libraries) == 1
+                assert len(runtime.libraries) == 1
 
         with (
             torch._inductor.config.patch(fx_graph_cache=True),
@@ -193,14 +193,14 @@ class TestRuntime:
     def test_what_is_not_in_the_store_is_built(self, own_store: Path, builds: list[str]) -> None:
         before = len(builds)
         for _ in range(2):
-            with mock.patch.dict(runtime._libraries, clear=True):
+            with mock.patch.dict(runtime.libraries, clear=True):
                 runtime.load(**arguments())
         assert len(builds) == before + 1
 
     def test_without_nvcc_stored_kernels_load_or_an_error_names_them(self, own_store: Path) -> None:
         given = arguments()
         missing = exc.MissingToolchainError(part="nvcc", why="it is on no path", install="get it")
-        libraries = mock.patch.dict(runtime._libraries, clear=True)
+        libraries = mock.patch.dict(runtime.libraries, clear=True)
         gone = mock.patch.object(Toolchain, "find", side_effect=missing)
         with (
             libraries,
@@ -384,7 +384,7 @@ def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.Monke
     with (
         inductor_ext.config.patch(artifact_cache_dir=str(tmp_path / "none")),
         mock.patch.object(Toolchain, "find", side_effect=AssertionError),
-        mock.patch.dict(runtime._libraries, clear=True),
+        mock.patch.dict(runtime.libraries, clear=True),
     ):
         loaded = torch._inductor.aoti_load_package(path)
         for count in (ROWS, 31):

@@ -154,7 +154,9 @@ def tuned_and_compiled(
     with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
         compiled = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
         with fake_cuda.device((9, 0)):
-            code, _ = inductor_benchmark._generate(inductor_benchmark._trace(met[0], "cuda:0"))
+            code, _ = inductor_benchmark.generate_code(
+                inductor_benchmark.trace_program(met[0], "cuda:0")
+            )
     (kernel,) = compiled.kernels().values()
     (tuned,) = fake_cuda.Lowered(code, ()).kernels().values()
     return tuned, kernel

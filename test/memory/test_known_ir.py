@@ -141,7 +141,9 @@ def squares() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture
-def before_planning(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Any], None]]:
+def before_planning(
+    monkeypatch: pytest.MonkeyPatch, repeated_warnings: None
+) -> list[Callable[[Any], None]]:
     """What is to be done to a wrapper whose lines are final."""
     changes: list[Callable[[Any], None]] = []
     plan = memory_planning.plan_wrapper
@@ -152,7 +154,6 @@ def before_planning(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[Any], Non
         plan(stock, wrapper, *args)
 
     monkeypatch.setattr(memory_planning, "plan_wrapper", plan_wrapper)
-    monkeypatch.setattr(events, "_warned", set())
     return changes
 
 

@@ -18,7 +18,6 @@ from torch._inductor.utils import run_and_get_code
 
 import inductor_ext
 from benchmarks.harness import measure
-from inductor_ext import events
 from inductor_ext.memory import known_ir, reorder_kernels, scheduler_graph
 from test.support.compile_util import OUT_VARIANT
 
@@ -260,6 +259,7 @@ def test_inductors_estimate_is_reproduced(
     assert follows == [True]
 
 
+@pytest.mark.usefixtures("repeated_warnings")
 def test_pools_and_unknown_classes_keep_inductors_order(
     reorderings: list[reorder_kernels.Reordering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +272,6 @@ def test_pools_and_unknown_classes_keep_inductors_order(
             scheduler.Scheduler, "_mempool_nodes", property(lambda _: True, _ignore), False
         )
         generated(function, inputs)
-    monkeypatch.setattr(events, "_warned", set())
     monkeypatch.delitem(known_ir.SCHEDULER_NODES, "ExternKernelSchedulerNode")  # type: ignore[arg-type]
     _, code, _ = generated(function, inputs)
     assert _calls(code) == _calls(upstream)

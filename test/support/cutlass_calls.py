@@ -200,7 +200,7 @@ def plain_kernels(folder: Path) -> Iterator[list[str]]:
 
     with (
         mock.patch.object(lowering, "source", plain_source),
-        mock.patch.object(nvcc_build, "_build", make),
+        mock.patch.object(nvcc_build, "run_build", make),
         mock.patch.object(Toolchain, "find", return_value=toolchain),
     ):
         yield names

@@ -108,10 +108,10 @@ def erf(stock: Callable[..., Any], x: Any) -> Any:
         return stock(x)
     from torch._inductor.lowering import make_pointwise
 
-    return make_pointwise(functools.partial(_erf, x.get_dtype()))(x)
+    return make_pointwise(functools.partial(compute_erf, x.get_dtype()))(x)
 
 
-def _erf(dtype: torch.dtype, x: Any) -> Any:
+def compute_erf(dtype: torch.dtype, x: Any) -> Any:
     """Compute erf in float32; Inductor keeps float32 values unrounded until the store."""
     if dtype != torch.float32:
         x = ops.to_dtype(x, torch.float32, src_dtype=dtype)

@@ -123,7 +123,7 @@ class _ArenaBuilder:
     def _build_static(self, requests: Sequence[Request]) -> Arena:
         intervals = [request.interval(request.constant or 0) for request in requests]
         placement = solver.solve(intervals)
-        return _make_arena(
+        return make_arena(
             requests,
             placement.offsets,
             size=placement.peak,
@@ -154,7 +154,7 @@ class _ArenaBuilder:
         indices = [None if r.constant == 0 else next(counter) for r in requests]
         position = {index: new for new, index in enumerate(indices) if index is not None}
         below = choice.stacking.below
-        return _make_arena(
+        return make_arena(
             requests,
             [0 if i is None else _as_int(starts[i]) for i in indices],
             size=_as_int(height),
@@ -168,7 +168,7 @@ class _ArenaBuilder:
         )
 
 
-def _make_arena(
+def make_arena(
     requests: Sequence[Request], offsets: Sequence[int | sympy.Expr], **fields: Any
 ) -> Arena:
     return Arena(

@@ -140,7 +140,7 @@ def first_fit(component: Component, order: Sequence[int], limit: int) -> list[in
         very long, which is possible with many overlapping live ranges.
     """
     if component.crowded:
-        return _first_fit_by_tree(component, order, limit)
+        return first_fit_by_tree(component, order, limit)
     component.visited += 2 * component.pairs + component.count
     find_overlapping = component.find_overlapping
     sizes, alignments = component.size, component.alignment
@@ -295,7 +295,7 @@ def _vacate(occupied: list[int], low: int, high: int) -> None:
     )
 
 
-def _first_fit_by_tree(component: Component, order: Sequence[int], limit: int) -> list[int] | None:
+def first_fit_by_tree(component: Component, order: Sequence[int], limit: int) -> list[int] | None:
     """Run `first_fit` with the occupied bytes in a segment tree over the sections.
 
     Each node stores two lists of coalesced stretches: bytes occupied throughout its sections, and

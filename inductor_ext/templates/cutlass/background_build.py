@@ -25,7 +25,7 @@ from inductor_ext.templates.cutlass.source import Source
 
 _NICE = 10
 
-_started: list[subprocess.Popen[bytes]] = []
+started_processes: list[subprocess.Popen[bytes]] = []
 """Background processes that were running at the last poll. Polling reaps those that have ended."""
 
 
@@ -57,7 +57,7 @@ def build_later(
         return []
     tools = toolchain or nvcc_build.Toolchain.find()
     missing = [source for source in missing if not nvcc_build.is_built(source, store, tools)]
-    unclaimed = [source for source in missing if not _is_claimed(source, store)]
+    unclaimed = [source for source in missing if not is_claimed(source, store)]
     if unclaimed:
         _start(unclaimed, store, tools)
     return missing
@@ -85,7 +85,9 @@ def _start(sources: list[Source], store: ArtifactStore, toolchain: nvcc_build.To
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(json.dumps(request).encode())
-    _started[:] = [child for child in (*_started, process) if child.poll() is None]
+    started_processes[:] = [
+        child for child in (*started_processes, process) if child.poll() is None
+    ]
 
 
 def _claim(source: Source) -> str:
@@ -93,7 +95,7 @@ def _claim(source: Source) -> str:
     return hashlib.sha256(f"to be built: {nvcc_build.key(source)}".encode()).hexdigest()
 
 
-def _is_claimed(source: Source, store: ArtifactStore) -> bool:
+def is_claimed(source: Source, store: ArtifactStore) -> bool:
     """Whether a kernel is claimed, or cannot be claimed because the store is not writable."""
     with store.lock(_claim(source), wait=False) as acquired:
         return not acquired

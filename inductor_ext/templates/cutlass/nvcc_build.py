@@ -165,7 +165,7 @@ def _runtime(nvcc: str) -> pathlib.Path:
     )
 
 
-def _flags(source: Source, half: Half) -> list[str]:
+def nvcc_flags(source: Source, half: Half) -> list[str]:
     """Return nvcc's arguments, without paths."""
     target = source.architecture
     flags = [
@@ -197,7 +197,7 @@ def key(source: Source, kind: Kind = "library") -> str:
     """
     fields = [str(_FORMAT), platform.machine(), source.name, source.text]
     for half in _halves(kind):
-        fields += _flags(source, half)
+        fields += nvcc_flags(source, half)
     return _digest(fields)
 
 
@@ -330,7 +330,7 @@ def _make(
             (folder / "kernel.cu").write_text(source.text, encoding="utf-8")
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 try:
-                    _build(source, toolchain, kind, folder, pathlib.Path(scratch))
+                    run_build(source, toolchain, kind, folder, pathlib.Path(scratch))
                 except _Refused as error:
                     failure = str(error)
                     with store.publish(failure_key) as failure_folder:
@@ -351,7 +351,7 @@ class _Refused(Exception):
     """nvcc rejected a source; the message is nvcc's errors."""
 
 
-def _build(
+def run_build(
     source: Source, toolchain: Toolchain, kind: Kind, folder: pathlib.Path, scratch: pathlib.Path
 ) -> None:
     """Build a kernel into an entry's folder, which contains the source.
@@ -365,7 +365,7 @@ def _build(
         for half in _halves(kind):
             command = [
                 toolchain.nvcc,
-                *_flags(source, half),
+                *nvcc_flags(source, half),
                 f"-I{toolchain.headers.include}",
                 "-o",
                 str(scratch / (FILES["cubin"] if half == "device" else "host.o")),

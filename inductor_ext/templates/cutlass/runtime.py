@@ -111,7 +111,7 @@ def store(values: settings.Settings | None = None) -> ArtifactStore:
     )
 
 
-_libraries: dict[str, ctypes.CDLL] = {}
+libraries: dict[str, ctypes.CDLL] = {}
 """Loaded libraries by kernel key; never unloaded."""
 
 _lock = threading.Lock()
@@ -132,16 +132,16 @@ def load(name: str, architecture: str, text: str, *, operands: int, scalars: int
     source = Source(name, text, architecture)
     key = nvcc_build.key(source)
     with _lock:
-        if key not in _libraries:
+        if key not in libraries:
             artifacts = store()
             try:
                 with nvcc_build.built(source, artifacts) as file:
-                    _libraries[key] = ctypes.CDLL(str(file))
+                    libraries[key] = ctypes.CDLL(str(file))
             except exc.MissingToolchainError as error:
                 raise exc.MissingKernelError(
                     kernel=name, folder=artifacts.folder, why=f"it cannot be built here: {error}"
                 ) from None
-    return Launcher(_libraries[key], name, operands, scalars)
+    return Launcher(libraries[key], name, operands, scalars)
 
 
 def address(key: str, function: str) -> int:
@@ -154,4 +154,4 @@ def address(key: str, function: str) -> int:
     Raises:
         KeyError: the kernel has not been loaded.
     """
-    return ctypes.cast(getattr(_libraries[key], function), ctypes.c_void_p).value or 0
+    return ctypes.cast(getattr(libraries[key], function), ctypes.c_void_p).value or 0

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-_requested: set[tuple[object, ...]] = set()
+requested_launchers: set[tuple[object, ...]] = set()
 """Launchers already requested from compile workers."""
 
 
@@ -34,14 +34,14 @@ def prepare(kernel: Mapping[str, Any]) -> None:
         from torch._inductor.async_compile import AsyncCompile
         from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
 
-        if not _are_built() or not AsyncCompile.use_process_pool():
+        if not are_launchers_built() or not AsyncCompile.use_process_pool():
             return
         signature, constants = kernel["signature"], kernel["constants"]
         folder = triton_cache_dir(kernel["device"].index)
         launcher = (folder, *signature.values(), *map(repr, constants.items()))
-        if launcher not in _requested:
+        if launcher not in requested_launchers:
             AsyncCompile.process_pool().submit(build, signature, constants, folder)
-            _requested.add(launcher)
+            requested_launchers.add(launcher)
 
 
 def build(signature: Mapping[str, str], constants: Mapping[Any, Any], folder: str) -> None:
@@ -71,7 +71,7 @@ class _Metadata:
 
 
 @functools.cache
-def _are_built() -> bool:
+def are_launchers_built() -> bool:
     """Whether this Triton builds launchers from C source."""
     from triton.backends.nvidia import driver
 

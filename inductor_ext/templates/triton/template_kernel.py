@@ -133,7 +133,7 @@ class GemmKernel(TritonTemplateKernel):
 
         Triton hoists the descriptors out of the loop over tiles.
         """
-        return _WHOLE_TILE.sub(self._tma_store, code)
+        return WHOLE_TILE.sub(self._tma_store, code)
 
     def _tma_store(self, match: re.Match[str]) -> str:
         """Return the TMA store in place of a store; the store itself if TMA cannot do it."""
@@ -179,7 +179,7 @@ class GemmKernel(TritonTemplateKernel):
                 wrapper.generate_workspace_deallocation(argument)
 
 
-_WHOLE_TILE = re.compile(
+WHOLE_TILE = re.compile(
     r"tl\.store\((\w+) \+ \(tl\.broadcast_to\(xindex, \[BLOCK_M, COLUMNS\]\)\), (\w+), mask\)"
 )
 """Inductor's store of a tile into a contiguous output with the GEMM's sizes. Inductor writes it in

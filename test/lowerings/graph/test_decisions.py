@@ -171,6 +171,7 @@ def test_what_is_known_is_used_by_compiles_that_measure_nothing(
     assert len(tuned.asked) == 2
 
 
+@pytest.mark.usefixtures("repeated_warnings")
 def test_without_nvcc_cutlass_results_are_not_used(
     tuned: Tuned,
     calls: list[Call],
@@ -181,7 +182,6 @@ def test_without_nvcc_cutlass_results_are_not_used(
     compiled(plain, *linear(*XW), folder=tmp_path)
     calls.clear()
     tuned.asked.clear()
-    monkeypatch.setattr(events, "_warned", set())
     monkeypatch.setattr(cutlass_kernels, "can_build", lambda: False)
     monkeypatch.setattr(
         cutlass_kernels, "prepare", lambda wanted, _: dict.fromkeys(wanted, "there is no nvcc")

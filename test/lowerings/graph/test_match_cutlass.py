@@ -75,9 +75,9 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
     with (
         fake_cuda.device(),
         scope.compile_scope(config.snapshot({})),
-        mock.patch.object(inductor_benchmark, "_load", lambda code, _: code),
+        mock.patch.object(inductor_benchmark, "load_code", lambda code, _: code),
         inductor_config.patch(compile_threads=1),
-        inductor_benchmark._restore_counters(),
+        inductor_benchmark.restore_counters(),
     ):
         (code,) = bench.compile([(problem, used.config)], lambda index: None)
     assert "extern_kernels." not in code

@@ -429,8 +429,8 @@ def test_every_plan_is_verified(monkeypatch: pytest.MonkeyPatch) -> None:
         arena = make(*arguments, **fields)  # type: ignore[arg-type]
         return broken(arena, 0, offset=arena.members[1].offset)
 
-    make = module._make_arena
-    monkeypatch.setattr(module, "_make_arena", upside_down)
+    make = module.make_arena
+    monkeypatch.setattr(module, "make_arena", upside_down)
     with pytest.raises(exc.PlanError):
         plan_arenas(chain([64, 128]), hint=hint)
 

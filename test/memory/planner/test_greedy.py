@@ -28,7 +28,7 @@ class TestPlacing:
             assert peak >= component.bound
             assert place(component, order, peak) == offsets
             assert place(component, order, peak - 1) is None
-        assert greedy._first_fit_by_tree(component, order, unlimited) == greedy.first_fit(
+        assert greedy.first_fit_by_tree(component, order, unlimited) == greedy.first_fit(
             component, order, unlimited
         )
 

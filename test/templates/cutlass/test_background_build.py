@@ -27,7 +27,7 @@ class TestLater:
             (machine.folder / name).write_text(f"#!/bin/bash\n{text}\n")
             (machine.folder / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{machine.folder}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setattr(background_build, "_started", [])
+        monkeypatch.setattr(background_build, "started_processes", [])
         known = machine.toolchain
         runtime = machine.folder / "libcudart_static.a"
         return Toolchain(
@@ -36,7 +36,7 @@ class TestLater:
 
     def test_a_process_of_its_own_builds(self, machine: Machine, toolchain: Toolchain) -> None:
         assert build_later([GOOD, BAD], machine.store, toolchain) == [GOOD, BAD]
-        (process,) = background_build._started
+        (process,) = background_build.started_processes
         assert process.wait() == 0
         assert is_built(GOOD, machine.store)
         with built(GOOD, machine.store) as file:
@@ -44,7 +44,7 @@ class TestLater:
         # An error is known as well, and nothing is left to do.
         assert build_later([GOOD, BAD], machine.store, toolchain) == []
         assert machine.runs == 2
-        assert background_build._started == [process]
+        assert background_build.started_processes == [process]
 
     def test_a_running_build_is_left_alone_and_a_kill_ends_it(
         self, machine: Machine, toolchain: Toolchain
@@ -54,7 +54,7 @@ class TestLater:
         while not machine.runs:
             time.sleep(0.01)
         assert build_later([forever], machine.store, toolchain) == [forever]
-        (process,) = background_build._started
+        (process,) = background_build.started_processes
         process.terminate()
         assert process.wait() == 1
         compiler = int(machine.log.read_text().split()[1])
@@ -64,6 +64,6 @@ class TestLater:
                 time.sleep(0.01)
         assert not is_built(forever, machine.store, toolchain)
         # Somebody else can have it built now.
-        assert not background_build._is_claimed(forever, machine.store)
+        assert not background_build.is_claimed(forever, machine.store)
         machine.store.collect()
         assert list((machine.folder / "store" / "building").iterdir()) == []

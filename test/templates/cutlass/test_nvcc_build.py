@@ -88,7 +88,7 @@ class TestBuild:
         }
 
     def test_the_flags_are_for_one_architecture_and_half(self) -> None:
-        device, host = nvcc_build._flags(GOOD, "device"), nvcc_build._flags(GOOD, "host")
+        device, host = nvcc_build.nvcc_flags(GOOD, "device"), nvcc_build.nvcc_flags(GOOD, "host")
         for flags in (device, host):
             assert "-gencode=arch=compute_90a,code=sm_90a" in flags
             assert not any("EXTENDED_MMA_SHAPES" in flag for flag in flags)

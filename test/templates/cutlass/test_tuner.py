@@ -135,14 +135,14 @@ def test_what_is_not_built_is_dropped_with_its_reason() -> None:
     assert timing.failure == "failed to build: no such instruction"
 
 
+@pytest.mark.usefixtures("repeated_warnings")
 def test_if_all_fail_the_fallback_is_used_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     broken, wrong = cutlass_candidate(10), cutlass_candidate(20, benchmark_backends.WRONG)
-    with mock.patch.object(events, "_warned", set()):
-        for _ in range(2):
-            decision = tune([], [broken, wrong], {broken: "failed to build: why not"})[TOLD]
-            assert decision.config is None
+    for _ in range(2):
+        decision = tune([], [broken, wrong], {broken: "failed to build: why not"})[TOLD]
+        assert decision.config is None
     (warning,) = (message for message in caplog.messages if "no extension kernel" in message)
     assert "failed to build: why not" in warning
     assert "wrong" in warning
@@ -153,14 +153,12 @@ def environments(candidate_set: str) -> Callable[[GemmProblem], Environment]:
 
 
 class TestKernels:
+    @pytest.mark.usefixtures("repeated_warnings")
     def test_missing_parts_are_said_once_with_the_command(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         error = exc.MissingToolchainError(part="nvcc", why="nowhere", install="apt install it")
-        with (
-            mock.patch.object(events, "_warned", set()),
-            mock.patch.object(cutlass_kernels.nvcc_build.Toolchain, "find", side_effect=error),
-        ):
+        with mock.patch.object(cutlass_kernels.nvcc_build.Toolchain, "find", side_effect=error):
             for _ in range(2):
                 reasons = cutlass_kernels.prepare([(PLAIN, BEST)], Settings())
         assert list(reasons) == [(PLAIN, BEST)]

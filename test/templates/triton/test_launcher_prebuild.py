@@ -40,8 +40,8 @@ KERNEL = {
 def pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pool:
     """Compile workers that never begin, of a Triton that builds launchers."""
     found = Pool()
-    monkeypatch.setattr(launcher_prebuild, "_are_built", lambda: True)
-    monkeypatch.setattr(launcher_prebuild, "_requested", set())
+    monkeypatch.setattr(launcher_prebuild, "are_launchers_built", lambda: True)
+    monkeypatch.setattr(launcher_prebuild, "requested_launchers", set())
     monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: True)
     monkeypatch.setattr(AsyncCompile, "process_pool", lambda: found)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -80,7 +80,7 @@ def test_no_pool_is_used(lacking: str, pool: Pool, monkeypatch: pytest.MonkeyPat
     if lacking == "workers":
         monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: False)
     else:
-        monkeypatch.setattr(launcher_prebuild, "_are_built", lambda: False)
+        monkeypatch.setattr(launcher_prebuild, "are_launchers_built", lambda: False)
     launcher_prebuild.prepare(KERNEL)
     assert pool.submitted == []
 
@@ -143,7 +143,7 @@ def test_they_are_the_ones_that_triton_looks_for(config: GemmConfig) -> None:
     from triton.backends.nvidia import driver
     from triton.runtime import build
 
-    if not launcher_prebuild._are_built():
+    if not launcher_prebuild.are_launchers_built():
         pytest.skip("this Triton builds no launchers")
     m = 16 if config.swap_ab else 256
     case = kernel_cases.Case(GemmProblem.contiguous("mm", m, 256, 1024), config)

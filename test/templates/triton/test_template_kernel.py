@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from inductor_ext import config, events
+from inductor_ext import config
 from inductor_ext.autotune import decide, tuner
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import scope
@@ -96,11 +96,11 @@ class TestStoreByTma:
         assert stores == 1
         assert self.WARNING not in caplog.text
 
+    @pytest.mark.usefixtures("repeated_warnings")
     def test_another_store_is_kept_and_reported(
         self, tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(events, "_warned", set())
-        monkeypatch.setattr(template_kernel, "_WHOLE_TILE", re.compile("another text"))
+        monkeypatch.setattr(template_kernel, "WHOLE_TILE", re.compile("another text"))
         stores, code = stores_by_tma(tmp_path, matrix(256, 256), matrix(256, 64))
         assert (stores, code.count("tl.dot(")) == (0, 1)
         assert caplog.text.count(self.WARNING) == 1
@@ -108,7 +108,7 @@ class TestStoreByTma:
     def test_it_is_not_measured_as_a_store_by_tma(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(template_kernel, "_WHOLE_TILE", re.compile("another text"))
+        monkeypatch.setattr(template_kernel, "WHOLE_TILE", re.compile("another text"))
         _, code = stores_by_tma(tmp_path, matrix(256, 256), matrix(256, 64), rule=True)
         assert "extern_kernels.mm(" in code
         assert "tl.dot(" not in code

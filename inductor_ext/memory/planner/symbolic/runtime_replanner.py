@@ -11,7 +11,7 @@ from inductor_ext.memory.planner import solver
 from inductor_ext.memory.planner.interval import Interval, verify
 from inductor_ext.memory.planner.symbolic.stacking import stack_in_order
 
-_MAX_CACHED = 256
+MAX_CACHED = 256
 """Number of tuples of sizes whose plans a `Replanner` caches."""
 
 
@@ -46,7 +46,7 @@ class Replanner:
     are verified; a negative size raises exc.BadIntervalError."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "plan", functools.lru_cache(_MAX_CACHED)(self._solve))
+        object.__setattr__(self, "plan", functools.lru_cache(MAX_CACHED)(self._solve))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, f.name) for f in fields(self) if f.init)

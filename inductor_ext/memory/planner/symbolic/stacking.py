@@ -97,7 +97,7 @@ _GOOD_RATIO = 1.005
 _MAX_FITS = 200
 """Maximum number of first fits at all samples at once."""
 
-_MAX_FIT_WORK = 1_000_000
+MAX_FIT_WORK = 1_000_000
 """Maximum cost of them together, in buffers squared: about half a second."""
 
 
@@ -140,7 +140,7 @@ def _refine(search: _OrderSearch) -> Choice:
     assert search.best is not None
     generator = random.Random(0)
     count = len(search.lifetimes)
-    fits = min(_MAX_FITS, _MAX_FIT_WORK // count**2)
+    fits = min(_MAX_FITS, MAX_FIT_WORK // count**2)
     shares = [
         max(
             size / bound if bound else 0.0

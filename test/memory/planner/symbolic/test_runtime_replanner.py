@@ -49,9 +49,9 @@ def test_a_replanner_needs_no_more_than_a_known_order(monkeypatch: pytest.Monkey
 
 
 def test_a_replanner_forgets_the_oldest(replanner: Replanner) -> None:
-    for size in range(runtime_replanner._MAX_CACHED + 10):
+    for size in range(runtime_replanner.MAX_CACHED + 10):
         replanner.plan((size, 0))
-    assert replanner.plan.cache_info().currsize == runtime_replanner._MAX_CACHED  # type: ignore[attr-defined]
+    assert replanner.plan.cache_info().currsize == runtime_replanner.MAX_CACHED  # type: ignore[attr-defined]
 
 
 def test_a_replanner_refuses_a_negative_size(replanner: Replanner) -> None:

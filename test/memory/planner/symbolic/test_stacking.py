@@ -117,7 +117,7 @@ def test_a_joint_search_beats_the_best_of_each_sample(
     lifetimes = [(i, i + generator.choice([2, 3, 5, 20])) for i in range(40)]
     columns = [[generator.choice([1, 3, 17, 100]) * 64 for _ in range(40)] for _ in range(4)]
     found = choose_stacking(lifetimes, columns, [64] * 40)
-    monkeypatch.setattr(stacking, "_MAX_FIT_WORK", 0)
+    monkeypatch.setattr(stacking, "MAX_FIT_WORK", 0)
     without = choose_stacking(lifetimes, columns, [64] * 40)
     assert found.worst_ratio < without.worst_ratio
 
