@@ -78,16 +78,16 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def compared(tmp_path: Path, ours: str, changed: dict[str, str]) -> list[Finding]:
+def compare_packages(tmp_path: Path, ours: str, changes: dict[str, str]) -> list[Finding]:
     """The findings for a package with source `ours`; NEW is OLD except for the changed files."""
     package = write(tmp_path / "ours", {"module.py": ours})
     old = TorchNames(write(tmp_path / "old" / "torch", TORCH))
-    newer = {**TORCH, "version.py": "__version__ = '1.1'", **changed}
+    newer = {**TORCH, "version.py": "__version__ = '1.1'", **changes}
     new = TorchNames(write(tmp_path / "new" / "torch", newer))
     return compare_torch.compare(old, new, find_uses(package).values())
 
 
-def replaced(name: str, *pairs: tuple[str, str]) -> dict[str, str]:
+def edit_file(name: str, *pairs: tuple[str, str]) -> dict[str, str]:
     """The file `name` with other text in it."""
     text = TORCH[name]
     for old, new in pairs:
@@ -153,7 +153,7 @@ def test_names_of_the_installed_torch_are_followed(path: str, status: str) -> No
 
 # --- each kind of finding -----------------------------------------------------------------------
 
-GONE = replaced("_inductor/ir.py", ("ExternKernel", "ForeignKernel"))
+GONE = edit_file("_inductor/ir.py", ("ExternKernel", "ForeignKernel"))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ GONE = replaced("_inductor/ir.py", ("ExternKernel", "ForeignKernel"))
     ],
 )
 def test_a_name_that_is_gone(tmp_path: Path, ours: str) -> None:
-    findings = compared(tmp_path, ours, GONE)
+    findings = compare_packages(tmp_path, ours, GONE)
     gone = [finding for finding in findings if finding.severity == "gone"]
     assert [item.path for item in gone] == ["torch._inductor.ir.ExternKernel"]
     assert gone[0].detail == "not in 1.1"
@@ -190,12 +190,12 @@ def test_a_local_name_that_hides_an_import_is_no_use(tmp_path: Path) -> None:
             ir = h()
             return ir.ExternKernel
     """
-    assert "gone" not in {item.severity for item in compared(tmp_path, ours, GONE)}
+    assert "gone" not in {item.severity for item in compare_packages(tmp_path, ours, GONE)}
 
 
 def test_a_name_that_moved_and_is_imported_from_there(tmp_path: Path) -> None:
     ours = "from torch._inductor.ir import ExternKernel\nExternKernel.get_reads"
-    changed = {
+    changes = {
         "_inductor/ir.py": """
             try:
                 from ._kernels.extern import *
@@ -205,19 +205,19 @@ def test_a_name_that_moved_and_is_imported_from_there(tmp_path: Path) -> None:
         "_inductor/_kernels/__init__.py": "",
         "_inductor/_kernels/extern.py": TORCH["_inductor/ir.py"],
     }
-    assert summary(compared(tmp_path, ours, changed)) == []
+    assert summary(compare_packages(tmp_path, ours, changes)) == []
 
 
 def test_what_only_type_checkers_see_is_gone(tmp_path: Path) -> None:
     ours = "from torch._inductor.graph import ExternKernel"
-    changed = replaced(
+    changes = edit_file(
         "_inductor/graph.py",
         (
             "from torch._inductor.ir import ExternKernel",
             "if TYPE_CHECKING:\n            from torch._inductor.ir import ExternKernel",
         ),
     )
-    assert summary(compared(tmp_path, ours, changed)) == [
+    assert summary(compare_packages(tmp_path, ours, changes)) == [
         ("gone", "torch._inductor.graph.ExternKernel")
     ]
 
@@ -238,8 +238,8 @@ def test_a_signature_that_changed(tmp_path: Path, before: str, after: str) -> No
         class Ours(ir.ExternKernel):
             def get_reads(self, all=False): ...
     """
-    changed = replaced("_inductor/ir.py", (before, after))
-    (finding,) = compared(tmp_path, ours, changed)
+    changes = edit_file("_inductor/ir.py", (before, after))
+    (finding,) = compare_packages(tmp_path, ours, changes)
     assert (finding.severity, finding.path) == (
         "signature",
         "torch._inductor.ir.ExternKernel.get_reads",
@@ -249,23 +249,25 @@ def test_a_signature_that_changed(tmp_path: Path, before: str, after: str) -> No
 
 def test_a_signature_is_that_of_parameters_not_of_annotations(tmp_path: Path) -> None:
     ours = "from torch._inductor import ir\nir.ExternKernel.get_reads"
-    changed = replaced("_inductor/ir.py", ("(self, all=False)", "(self, all: bool = False) -> int"))
-    assert summary(compared(tmp_path, ours, changed)) == []
+    changes = edit_file(
+        "_inductor/ir.py", ("(self, all=False)", "(self, all: bool = False) -> int")
+    )
+    assert summary(compare_packages(tmp_path, ours, changes)) == []
 
 
 def test_bases_that_changed(tmp_path: Path) -> None:
     ours = "from torch._inductor.ir import ExternKernel"
-    changed = replaced("_inductor/ir.py", ("(IRNode)", "(object)"))
-    (finding,) = compared(tmp_path, ours, changed)
+    changes = edit_file("_inductor/ir.py", ("(IRNode)", "(object)"))
+    (finding,) = compare_packages(tmp_path, ours, changes)
     assert finding.severity == "signature"
     assert finding.detail == "\n- bases (IRNode)\n+ bases (object)"
 
 
 def test_a_constructor_counts_where_it_is_called(tmp_path: Path) -> None:
-    changed = replaced("_inductor/codegen/wrapper.py", ("(self, node)", "(self, node, comment)"))
+    changes = edit_file("_inductor/codegen/wrapper.py", ("(self, node)", "(self, node, comment)"))
     imported = "from torch._inductor.codegen.wrapper import AllocateLine\n"
-    assert summary(compared(tmp_path / "a", imported, changed)) == []
-    (finding,) = compared(tmp_path / "b", imported + "AllocateLine(1)", changed)
+    assert summary(compare_packages(tmp_path / "a", imported, changes)) == []
+    (finding,) = compare_packages(tmp_path / "b", imported + "AllocateLine(1)", changes)
     assert finding.severity == "signature"
 
 
@@ -280,16 +282,16 @@ def test_a_constructor_counts_where_it_is_called(tmp_path: Path) -> None:
 )
 def test_attributes_of_instances(tmp_path: Path, ours: str) -> None:
     ours = f"from torch._inductor.graph import GraphLowering\n{ours}"
-    changed = replaced("_inductor/graph.py", ("self.removed", "self.dropped"))
-    assert summary(compared(tmp_path, ours, changed)) == [
+    changes = edit_file("_inductor/graph.py", ("self.removed", "self.dropped"))
+    assert summary(compare_packages(tmp_path, ours, changes)) == [
         ("gone", "torch._inductor.graph.GraphLowering.removed")
     ]
 
 
 def test_an_attribute_of_an_attribute_is_followed_by_its_type(tmp_path: Path) -> None:
     ours = "from torch._inductor.graph import GraphLowering\nGraphLowering.kernel.get_reads"
-    changed = replaced("_inductor/ir.py", ("get_reads", "get_uses"))
-    assert summary(compared(tmp_path, ours, changed)) == [
+    changes = edit_file("_inductor/ir.py", ("get_reads", "get_uses"))
+    assert summary(compare_packages(tmp_path, ours, changes)) == [
         ("gone", "torch._inductor.graph.GraphLowering.kernel.get_reads")
     ]
 
@@ -304,9 +306,9 @@ def test_an_attribute_of_an_attribute_is_followed_by_its_type(tmp_path: Path) ->
     ],
 )
 def test_config_keys(tmp_path: Path, ours: str) -> None:
-    changed = replaced("_inductor/config.py", ("= 4", "= 8"), ("cudagraphs", "graphs"))
+    changes = edit_file("_inductor/config.py", ("= 4", "= 8"), ("cudagraphs", "graphs"))
     ours = f"from torch._inductor import config\n{ours}"
-    findings = compared(tmp_path, ours, changed)
+    findings = compare_packages(tmp_path, ours, changes)
     assert summary(findings) == [
         ("gone", "torch._inductor.config.triton.cudagraphs"),
         ("default", "torch._inductor.config.max_things"),
@@ -329,26 +331,28 @@ def test_config_keys(tmp_path: Path, ours: str) -> None:
     ],
 )
 def test_a_guarded_name_is_not_a_failure(tmp_path: Path, ours: str) -> None:
-    findings = compared(tmp_path, f"from torch._inductor import ir\n{ours}", GONE)
+    findings = compare_packages(tmp_path, f"from torch._inductor import ir\n{ours}", GONE)
     assert ("guarded", "torch._inductor.ir.ExternKernel") in summary(findings)
     assert not {finding.severity for finding in findings} & set(compare_torch.FAILING)
 
 
 def test_a_config_key_that_is_gone(tmp_path: Path) -> None:
     ours = "from torch._inductor import config\nconfig.max_things\nconfig.patch(max_things=1)"
-    changed = replaced("_inductor/config.py", ("max_things", "most_things"))
-    findings = compared(tmp_path, ours, changed)
+    changes = edit_file("_inductor/config.py", ("max_things", "most_things"))
+    findings = compare_packages(tmp_path, ours, changes)
     assert ("gone", "torch._inductor.config.max_things") in summary(findings)
 
 
 def test_one_use_without_a_guard_is_a_failure(tmp_path: Path) -> None:
     ours = "from torch._inductor import ir\ngetattr(ir, 'ExternKernel', None)\nir.ExternKernel"
-    assert ("gone", "torch._inductor.ir.ExternKernel") in summary(compared(tmp_path, ours, GONE))
+    assert ("gone", "torch._inductor.ir.ExternKernel") in summary(
+        compare_packages(tmp_path, ours, GONE)
+    )
 
 
 def test_classes_to_decide_about(tmp_path: Path) -> None:
-    changed = {
-        **replaced("_inductor/ir.py", ("class ExternKernel", "class ExternKernel")),
+    changes = {
+        **edit_file("_inductor/ir.py", ("class ExternKernel", "class ExternKernel")),
         "_inductor/codegen/more.py": """
             from torch._inductor.codegen import wrapper
 
@@ -362,7 +366,7 @@ def test_classes_to_decide_about(tmp_path: Path) -> None:
             class Other: ...
         """,
     }
-    assert summary(compared(tmp_path, "", changed)) == [
+    assert summary(compare_packages(tmp_path, "", changes)) == [
         ("class", f"torch._inductor.codegen.more.{name}")
         for name in ("FirstNode", "Kernel", "NodeOfNode", "PoolLine")
     ]
@@ -370,16 +374,16 @@ def test_classes_to_decide_about(tmp_path: Path) -> None:
 
 def test_new_names_next_to_replaced_ones(tmp_path: Path) -> None:
     ours = "from torch._inductor import graph\ngraph.GraphLowering = f"
-    changed = {
-        **replaced(
+    changes = {
+        **edit_file(
             "_inductor/graph.py", ("class Graph", "def passes(): ...\n\n        class Graph")
         ),
-        **replaced(
+        **edit_file(
             "_inductor/config.py", ("max_things = 4", "max_things = 4\n        new_key = 1")
         ),
-        **replaced("_inductor/scheduler.py", ("class", "def unseen(): ...\nclass")),
+        **edit_file("_inductor/scheduler.py", ("class", "def unseen(): ...\nclass")),
     }
-    findings = compared(tmp_path, ours, changed)
+    findings = compare_packages(tmp_path, ours, changes)
     assert [
         (finding.path, finding.detail) for finding in findings if finding.severity == "name"
     ] == [
@@ -398,21 +402,21 @@ def test_new_names_next_to_replaced_ones(tmp_path: Path) -> None:
 )
 def test_unresolved_uses_are_listed(tmp_path: Path, ours: str, path: str) -> None:
     ours = f"from torch._inductor import config\n{ours}"
-    assert summary(compared(tmp_path, ours, {})) == [("unresolved", path)]
+    assert summary(compare_packages(tmp_path, ours, {})) == [("unresolved", path)]
 
 
 def test_a_module_in_later_syntax_is_listed(tmp_path: Path) -> None:
     ours = "from torch._inductor.scheduler import BaseSchedulerNode"
-    changed = {"_inductor/scheduler.py": "class BaseSchedulerNode: ...\nof = yet unknown"}
-    findings = compared(tmp_path, ours, changed)
+    changes = {"_inductor/scheduler.py": "class BaseSchedulerNode: ...\nof = yet unknown"}
+    findings = compare_packages(tmp_path, ours, changes)
     assert [finding.severity for finding in findings] == ["unresolved", "unresolved"]
     assert findings[0].path.startswith("torch._inductor.scheduler (invalid syntax, line 2)")
 
 
 def test_a_name_of_the_newer_torch_alone(tmp_path: Path) -> None:
-    changed = replaced("_inductor/scheduler.py", ("class", "def fresh(): ...\nclass"))
+    changes = edit_file("_inductor/scheduler.py", ("class", "def fresh(): ...\nclass"))
     ours = "from torch._inductor import scheduler\nscheduler.fresh()"
-    assert summary(compared(tmp_path, ours, changed)) == [
+    assert summary(compare_packages(tmp_path, ours, changes)) == [
         ("added", "torch._inductor.scheduler.fresh")
     ]
 
@@ -424,7 +428,7 @@ def test_the_command_prints_findings_by_severity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = "from torch._inductor import ir, scheduler\nir.ExternKernel()\nscheduler.other"
-    compared(tmp_path, ours, GONE)
+    compare_packages(tmp_path, ours, GONE)
     arguments = [str(tmp_path / name) for name in ("old", "new")]
     assert compare_torch.main([*arguments, "--package", str(tmp_path / "ours")]) == 1
     printed = capsys.readouterr().out
@@ -432,7 +436,7 @@ def test_the_command_prints_findings_by_severity(
         "torch 1.0 -> 1.1\n"
         "gone (1)\n"
         "  torch._inductor.ir.ExternKernel: not in 1.1  [ours/module.py:2]\n"
-        "signature or bases changed: none\n"
+        "signature or bases changes: none\n"
     )
     assert printed.endswith(
         "unresolved: the source alone does not tell (1)\n"
