@@ -18,13 +18,13 @@ __all__ = ["Measurement", "compute_error", "fit"]
 
 _SHARES = (
     "stream",
-    "changed",
-    "old_mma",
+    "modified_operand",
+    "mma_sync",
     "fma",
-    "specialized",
+    "warp_specialized",
     "async_store",
     "l2_share",
-    "held",
+    "busy_stage",
 )
 """Constants that are fractions, at most 1."""
 

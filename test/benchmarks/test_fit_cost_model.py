@@ -40,7 +40,14 @@ class TestFit:
         ]
         fitted = fit(fast, rounds=4)
         assert compute_error(fast, fitted) < compute_error(fast, DEFAULT)
-        for name in ("stream", "changed", "old_mma", "fma", "specialized", "held"):
+        for name in (
+            "stream",
+            "modified_operand",
+            "mma_sync",
+            "fma",
+            "warp_specialized",
+            "busy_stage",
+        ):
             assert getattr(fitted, name) <= 1
         for case in fast:
             found = predict(case.problem, case.config, H200, fitted)

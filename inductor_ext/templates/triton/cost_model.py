@@ -38,17 +38,17 @@ class Constants:
 
     The defaults are fitted to 2213 kernels of 30 problems on an H200, with torch 2.11 and Triton
     3.6.0: bfloat16, M from 1 to 4096; plain, gated, normalized, with fused weights, and batched.
-    These do not determine `convert`, `layer_norm`, `specialized`, `gap` and `fused_gap`, which
-    were set by hand; `rows` was set from 16x4096x4095 and 64x4097x4095. `beside` and `lonely` are
-    fitted to 64 kernels with M of 1 and 16 and int8 weights on an H100 and an H200;
-    `store_descriptor` and `async_store` to the differences within 47 pairs of kernels with and
-    without TMA stores on the same GPUs. `changed` was fitted when it still applied to all kernels
-    whose threads load.
+    These do not determine `convert`, `layer_norm`, `warp_specialized`, `gap` and `fused_gap`, which
+    were set by hand; `gather_rows` was set from 16x4096x4095 and 64x4097x4095.
+    `normalize_with_dequant` and `normalize_warps` are fitted to 64 kernels with M of 1 and 16 and
+    int8 weights on an H100 and an H200; `store_descriptor` and `async_store` to the differences
+    within 47 pairs of kernels with and without TMA stores on the same GPUs. `modified_operand` was
+    fitted when it still applied to all kernels whose threads load.
     """
 
     latency: float = 0.774
     """Microseconds from requesting a tile to having it, under load."""
-    direct: float = 0.275
+    direct_latency: float = 0.275
     """The same for loads into registers, without prefetching."""
     start: float = 1.22
     """Microseconds until the first CTAs have started plus until the last ones have ended, for
@@ -67,23 +67,23 @@ class Constants:
     p-norm."""
     l2_rate: float = 154e9
     """L2 bandwidth of one SM for reads or writes, bytes/s."""
-    sums_rate: float = 12.9e9
+    reduction_rate: float = 12.9e9
     """Bandwidth per SM, bytes/s, of the separate split-K reduction kernel, including its ramp-up
     and ramp-down."""
-    held: float = 0.318
+    busy_stage: float = 0.318
     """Fraction of a stage that is not available for loads because asynchronous warpgroup
     instructions, which run on while the next stage is awaited, still read it."""
-    edge: float = 8.51
+    edge_columns: float = 8.51
     """Extra columns that a tile costs with warpgroup instructions. These read operands from shared
     memory, and the fewer columns of b each row of a is multiplied by, the more they read per
     FLOP."""
-    warps: float = 0.0275
+    issue_warps: float = 0.0275
     """Throughput that an SM loses to stalls and issue, in units of one warp."""
-    changed: float = 0.857
+    modified_operand: float = 0.857
     """Fraction of the warpgroup instruction rate if threads modify an operand first. Loading
     operands by threads costs nothing, since offsets within a tile are constant and only scalars
     advance."""
-    old_mma: float = 0.474
+    mma_sync: float = 0.474
     """Rate of mma.sync relative to warpgroup instructions, on devices with both."""
     fma: float = 1.0
     """Fraction of the float32 rate that loops without tensor cores reach."""
@@ -91,26 +91,26 @@ class Constants:
     """Operations to dequantize one element."""
     normalize: float = 0.57
     """Operations to normalize one element; tensor cores accumulate the squares."""
-    handed: float = 25.1
+    repeated_squares: float = 25.1
     """Additional operations each time that warps compute the squares of other warps again, since
     all of them wait."""
-    beside: float = 8.55
+    normalize_with_dequant: float = 8.55
     """Operations to normalize one element in a kernel that also dequantizes b."""
-    lonely: float = 12.5
+    normalize_warps: float = 12.5
     """Throughput of these operations that an SM loses to stalls and issue, in units of one warp."""
     layer_norm: float = 5.0
     """Operations per element to accumulate mean and deviation of its row, and the same number to
     normalize it; each warp repeats the latter for the rows that it multiplies."""
-    folding: float = 0.1
+    thread_reduction: float = 0.1
     """Microseconds per output element to reduce the partial results of a CTA's threads, without
     tensor cores."""
     gather: float = 14.0
     """Operations to load one element individually, if copies are too narrow for cp.async."""
-    rows: float = 0.02
+    gather_rows: float = 0.02
     """Additional latency of a step in microseconds per row of a tile that a warp loads this way."""
     narrow: float = 0.244
     """Slowdown of loads narrower than 16 bytes: the exponent of their width over 16."""
-    specialized: float = 0.5
+    warp_specialized: float = 0.5
     """Fraction of the epilogue that is not hidden if a separate warp group loads."""
     async_store: float = 0.4
     """Fraction of the epilogue that is not hidden with TMA stores."""
@@ -154,7 +154,7 @@ class Case:
         arithmetic = problem.arithmetic
         self.fma_rate = device.fma / device.sms
         self.rate = device.throughput(arithmetic) / device.sms
-        self.both_mma = device.capability[0] in (9, 10)
+        self.has_both_mma = device.capability[0] in (9, 10)
         self.a_bits = DTYPE_BITS[problem.a.dtype]
         self.b_bits = DTYPE_BITS[problem.b.dtype]
         self.out_bits = DTYPE_BITS[problem.kernel_stores]
@@ -244,7 +244,7 @@ def _predict(case: Case, config: GemmConfig, c: Constants) -> Prediction:
     compute += refills * (c.refill + c.latency)
     epilogue = per_sm / resident * epilogue_time(case, config, c)
     if config.warp_specialize:
-        epilogue *= c.specialized
+        epilogue *= c.warp_specialized
     elif config.tma_store:
         epilogue *= c.async_store
     memory = _memory_time(case, config, c, occupancy, resident, per_sm * steps)
@@ -294,10 +294,12 @@ def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> fl
     tensor_cores = TEMPLATES[config.template].tensor_cores
     operations = case.converts_b * n * k * c.convert
     if case.converts_a and case.converts_b:
-        operations += m * k * c.beside * (1 + c.lonely / (warps * resident))
+        operations += (
+            m * k * c.normalize_with_dequant * (1 + c.normalize_warps / (warps * resident))
+        )
     elif case.converts_a:
         redundancy = warps * _WARP_TILE / m**2 - 1 if tensor_cores else 0.0
-        operations += m * k * (c.normalize + c.handed * max(0.0, redundancy))
+        operations += m * k * (c.normalize + c.repeated_squares * max(0.0, redundancy))
     if case.has_layer_norm:
         exclusive = not tensor_cores or warpgroup_mma(case.problem, config, case.device)
         # Warps are arranged along N, each with at least 16 rows.
@@ -314,22 +316,22 @@ def step_time(case: Case, config: GemmConfig, c: Constants, resident: int) -> fl
     if not tensor_cores:
         return (2 * m * n * k / (case.fma_rate * c.fma) + overhead) * 1e6
 
-    rate = case.rate / (1 + c.warps / (warps * resident))
-    old_rate = rate * (c.old_mma if case.both_mma else 1.0)
+    rate = case.rate / (1 + c.issue_warps / (warps * resident))
+    mma_sync_rate = rate * (c.mma_sync if case.has_both_mma else 1.0)
     if case.problem.arithmetic == "fma":
-        old_rate = rate * c.fma
+        mma_sync_rate = rate * c.fma
     if warpgroup_mma(case.problem, config, case.device):
-        mma_time = m * n * (1 + c.edge / config.matmul_n(case.problem)) / rate
+        mma_time = m * n * (1 + c.edge_columns / config.matmul_n(case.problem)) / rate
         if case.problem.prologue is not None:
-            mma_time /= c.changed
+            mma_time /= c.modified_operand
     else:
         # Gate and up projection are two matmuls.
         matmuls = 2 if case.problem.epilogue.gated else 1
         # The warps of a direct kernel compute the same tile.
         side_by_side = 1 if TEMPLATES[config.template].direct else warps
-        mma_time = max(m * n, matmuls * side_by_side * _WARP_TILE) / old_rate
+        mma_time = max(m * n, matmuls * side_by_side * _WARP_TILE) / mma_sync_rate
     if case.converts_a:
-        mma_time += max(m * m, warps * _WARP_TILE) / old_rate
+        mma_time += max(m * m, warps * _WARP_TILE) / mma_sync_rate
     return (2 * k * mma_time + overhead) * 1e6
 
 
@@ -341,7 +343,7 @@ compute the same elements redundantly."""
 def epilogue_time(case: Case, config: GemmConfig, c: Constants) -> float:
     """Return the microseconds from a tile's last step along K to its end, if alone on an SM."""
     uses_fma = not TEMPLATES[config.template].tensor_cores
-    fold_time = config.block_m * config.block_n * c.folding if uses_fma else 0.0
+    fold_time = config.block_m * config.block_n * c.thread_reduction if uses_fma else 0.0
     if config.split_k > 1:
         return fold_time + config.block_m * config.block_n * 4 / c.l2_rate * 1e6
     return fold_time + _tile_epilogue_time(case, config, c)
@@ -382,11 +384,11 @@ def _memory_time(
         tile += config.block_m * case.a_bits * case.a_waste
     l2 = sm_steps * config.block_k * tile / 8 / (c.l2_rate * width) * 1e6
     if not TEMPLATES[config.template].tensor_cores:
-        latency = c.direct
+        latency = c.direct_latency
     else:
         latency = c.latency / max(1.0, stages_ahead(case, config, c))
     if config.gathers(case.problem):
-        latency += c.rows * (config.block_m + config.block_n) / config.consumer_warps
+        latency += c.gather_rows * (config.block_m + config.block_n) / config.consumer_warps
     latency_time = sm_steps * latency / resident
     dram = dram_bytes(case, config, c, occupancy) / (case.device.bandwidth * c.stream) * 1e6
     return blend((dram, l2, latency_time), c)
@@ -410,7 +412,7 @@ def stages_ahead(case: Case, config: GemmConfig, c: Constants) -> float:
         return 1.0
     if config.gathers(case.problem):
         return 0.0
-    unavailable = c.held if warpgroup_mma(case.problem, config, case.device) else 0.0
+    unavailable = c.busy_stage if warpgroup_mma(case.problem, config, case.device) else 0.0
     return config.num_stages - 1 - unavailable
 
 
@@ -461,7 +463,7 @@ def reduction_time(case: Case, config: GemmConfig, c: Constants) -> float:
         )
     sums = config.split_k * problem.outputs * problem.m * problem.n * 4
     spill_bytes = max(0.0, sums - c.l2_share * device.l2)
-    transfer_time = sums / (c.sums_rate * device.sms) + 2 * spill_bytes / device.bandwidth
+    transfer_time = sums / (c.reduction_rate * device.sms) + 2 * spill_bytes / device.bandwidth
     return transfer_time * 1e6 + (c.dependent_gap if config.pdl else c.gap)
 
 
@@ -485,7 +487,7 @@ def _row_amax_time(case: Case, config: GemmConfig, c: Constants) -> float:
     """
     problem, device = case.problem, case.device
     maxima = tiles_along_n(problem, config.block_n) * problem.m * 4
-    total = c.gap + maxima / (c.sums_rate * device.sms) * 1e6
+    total = c.gap + maxima / (c.reduction_rate * device.sms) * 1e6
     if problem.quantized:
         elements = problem.m * problem.columns
         read_bytes, write_bytes = elements * case.out_bits / 8, size_of(elements, problem.stored)
