@@ -1,4 +1,4 @@
-"""What the extension stores on FX nodes: one `NodeInfo` record under one metadata key.
+"""Records that the extension stores on FX nodes: one `NodeInfo` under one metadata key.
 
 The planner stores plans and what `explain` shows; lowerings and the report read them. Records are
 immutable, because FX copies metadata by reference: `update` gives a node a record of its own.
@@ -28,7 +28,7 @@ _KEY = "inductor_ext"
 
 @dataclass(frozen=True)
 class FusedCall:
-    """What a call of a fused Triton kernel needs besides its arguments."""
+    """How to read the arguments of a call of a fused Triton kernel."""
 
     operands: FusedOperands[int]
     """The position of every operand among the arguments."""
@@ -49,7 +49,7 @@ class FusedCall:
 
 @dataclass(frozen=True)
 class CutlassArguments:
-    """What a call of a CUTLASS kernel needs besides its arguments.
+    """How to read the arguments of a call of a CUTLASS kernel.
 
     The arguments are A, B, the group end offsets of a grouped matmul, the tensors that the epilogue
     reads, and those of its scalars that are known only at run time.
@@ -107,7 +107,7 @@ class NodeInfo:
     rejected: tuple[str, ...] = ()
     """Texts about the fusions that the node could have been part of."""
     record: ProductRecord | None = None
-    """What `explain` shows of the node."""
+    """The record that `explain` shows."""
     strides: Sequence[Any] | None = None
     """On the output node: the strides of the results before the joint passes."""
 

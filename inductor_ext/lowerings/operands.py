@@ -33,7 +33,7 @@ class FusedOperands(Generic[T]):
     zero_points: tuple[T, ...] = ()
     """Of dequantized weights."""
     norm_vectors: tuple[T, ...] = ()
-    """What a norm of A reads, [K] each: nothing, a weight, or a weight and a bias."""
+    """Inputs of a norm of A, [K] each: none, a weight, or a weight and a bias."""
     gate_biases: tuple[T, ...] = ()
     """Of the gate and the up projection, added before the gate."""
     fp8_scales: tuple[T, ...] = ()
@@ -41,7 +41,7 @@ class FusedOperands(Generic[T]):
     biases: tuple[T, ...] = ()
     """Added after the matmul and its scales."""
     epilogue_inputs: tuple[T, ...] = ()
-    """What the epilogue of a row amax reads, in any number."""
+    """Inputs of the epilogue of a row amax, in any number."""
 
     @property
     def kernel_operands(self) -> tuple[T, ...]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CutlassMatch:
-    """What one CUTLASS kernel can compute at a place in the graph."""
+    """The nodes that one CUTLASS kernel can compute, with their epilogue."""
 
     nodes: tuple[fx.Node, ...]
     """The matmul, or the output of a fusion, and the pointwise nodes after it, in order."""

@@ -55,7 +55,7 @@ class RowAmaxFusion(Fusion):
     """Computes y from the accumulators and further inputs, [M, columns] or broadcast to it; each of
     its nodes has its `dtype` as metadata."""
     chain_inputs: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
-    """What the chain reads besides the accumulators, and for each a node that reads it."""
+    """The inputs of the chain besides the accumulators, each with a node that reads it."""
     matmul: fx.Node | None = None
     """The matmul, if nothing else is fused with it."""
     scaling: tuple[fx.Node, ...] = ()

@@ -29,7 +29,7 @@ class Site:
     """The nodes that the kernel replaces, in graph order, without the epilogue that Inductor fuses.
     """
     outputs: tuple[fx.Node, ...]
-    """Those of the nodes that are used outside."""
+    """The nodes among them that are used outside."""
     a: fx.Node
     """Operand A."""
     axes: tuple[int, ...]
@@ -37,7 +37,7 @@ class Site:
     fusion: Fusion | None = None
     """How the nodes become one; None for an unfused matmul."""
     cutlass: match_cutlass.CutlassMatch | None = None
-    """What a CUTLASS kernel would compute; None if no CUTLASS kernel is requested."""
+    """The nodes that a CUTLASS kernel would compute; None if no CUTLASS kernel is requested."""
     requests_cutlass: Callable[[GemmProblem], bool] = lambda problem: False
     """Whether a CUTLASS kernel is requested for a problem."""
 
