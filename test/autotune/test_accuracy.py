@@ -7,10 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from inductor_ext.autotune import (
-    accuracy,
-    reference,
-)
+from inductor_ext.autotune import accuracy, reference
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.fused_ops import Epilogue
 from inductor_ext.templates.problem import GemmProblem
@@ -33,7 +30,7 @@ INTEGERS = [
     contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue(SCALES[1:], 2)),
     contiguous("int_mm", 24, 48, 4096, "int8", epilogue=Epilogue((), 1, "float16")),
 ]
-"""Problems that store integers or bools, or add and multiply by some."""
+"""Problems with integer or bool outputs or epilogue inputs."""
 
 
 class TestVerification:
@@ -64,11 +61,11 @@ class TestVerification:
     def test_tf32_is_right_where_it_is_allowed(self) -> None:
         for tf32 in (False, True):
             verifier, (a, b) = self.verifier(contiguous("mm", 40, 48, 512, "float32", tf32=tf32))
-            # Cut off to 10 bits of fraction.
+            # Truncated to 10 mantissa bits.
             cut = [(x.view(torch.int32) & ~0x1FFF).view(torch.float32) for x in (a, b)]
             assert (verifier.check(lambda cut=cut: [cut[0] @ cut[1]]) is None) == tf32
 
-    def test_infinity_nan_and_what_is_not_written_are_wrong(self) -> None:
+    def test_infinity_nan_and_unwritten_elements_are_wrong(self) -> None:
         verifier, (a, b) = self.verifier(contiguous("mm", 40, 48, 64, "float16"))
         for value in (float("nan"), float("inf")):
             out = a @ b
@@ -111,7 +108,7 @@ class TestVerification:
         out[row] ^= True
         assert "against Inductor" in str(verifier.check(lambda: [out]))
 
-    def test_integers_of_many_operations(self) -> None:
+    def test_chains_of_integer_operations_are_exact(self) -> None:
         problem = contiguous("int_mm", 24, 48, 64, "int8", epilogue=Epilogue((), 24))
         program = reference.program(problem)
         (out,) = program.function(*program.make_inputs("cpu"))

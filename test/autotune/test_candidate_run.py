@@ -15,7 +15,7 @@ from test.support.tuning_problems import LINEAR, tried
 
 
 class TestTrial:
-    def test_what_fails_is_dropped_with_its_reason(self) -> None:
+    def test_failed_candidates_are_dropped_with_the_reason(self) -> None:
         kinds = (
             benchmark_backends.WRONG,
             benchmark_backends.NOT_A_NUMBER,

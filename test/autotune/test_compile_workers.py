@@ -1,4 +1,4 @@
-"""Warming up Inductor's compile workers: each compiles an empty kernel, and nothing stays of it."""
+"""Warm-up of Inductor's compile workers: each compiles an empty kernel, which is removed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_each_worker_has_one_task() -> None:
     assert pool.submitted == [(compile_workers.compile_nothing, 90)] * 6
 
 
-def test_a_process_that_may_have_no_workers_goes_without() -> None:
+def test_daemon_processes_start_no_workers() -> None:
     with (
         inductor_config.patch(compile_threads=6),
         mock.patch.object(AsyncCompile, "process_pool", side_effect=RuntimeError) as asked,
@@ -73,7 +73,7 @@ def test_an_empty_kernel_is_compiled_and_forgotten(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_compiled_is_left_alone() -> None:
+def test_compile_errors_are_ignored() -> None:
     with mock.patch("triton.compile", side_effect=RuntimeError("no ptxas")) as asked:
         compile_workers.compile_nothing(90)
     assert asked.called

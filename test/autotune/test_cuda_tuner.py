@@ -1,4 +1,4 @@
-"""Tuning GEMMs on a CUDA device: the clock, what is taken for right, and whole batches."""
+"""Tuning GEMMs on a CUDA device: timing, the accuracy check, and whole batches."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ OUTPUTS = (
     ),
     contiguous("mm", 2 * accuracy.ROWS, 256, 64, epilogue=Epilogue((), 1, "float8_e4m3fn", 1)),
 )
-"""Problems that every device from capability 8.9 on can compute by stock's path."""
+"""Problems that Inductor (default) can compute on every device from capability 8.9 on."""
 
 
 def this_device() -> Device:
@@ -105,7 +105,7 @@ def test_the_fallback_counts_as_correct(problem: GemmProblem) -> None:
         inputs = program.make_inputs(bench.device)
         verifier = accuracy.Verifier(program, inputs)
         refused = verifier.set_stock(compiled.call(*inputs))
-        # A chain is rounded step by step, a single product once.
+        # A chain is rounded after every step, a single matmul once.
         plain = problem.epilogue == Epilogue() and not problem.parts
         assert refused is None or not plain
         assert verifier.check(lambda: compiled.call(*inputs)) is None
@@ -134,11 +134,11 @@ def test_slow_and_uncapturable_kernels_are_timed() -> None:
     assert tiny < one / 5
     assert waiting > one
     assert timing.decide(samples).index == 2
-    # The device is as good as before.
+    # The device still works.
     torch.testing.assert_close(calls[0](), a @ b)
 
 
-def test_a_host_that_falls_behind_is_given_a_longer_lead() -> None:
+def test_a_slow_host_gets_a_longer_lead() -> None:
     small = torch.randn(256, 256, device="cuda", dtype=torch.half)
     calls = [lambda: small @ small] * 4
     with timing.CudaStopwatch(calls, 0) as stopwatch:

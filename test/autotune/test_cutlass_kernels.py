@@ -17,7 +17,7 @@ from inductor_ext.templates.cutlass import runtime
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 
 
-def test_a_compile_is_another_one_once_kernels_are_there(
+def test_built_kernels_change_the_generation(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cutlass_kernels, "find_missing_tools", lambda: None)
@@ -26,7 +26,7 @@ def test_a_compile_is_another_one_once_kernels_are_there(
     with runtime.store(settings).publish("0" * 64) as folder:
         (folder / "kernel.so").touch()
     assert cutlass_kernels.generation(settings) != empty
-    # Who waits for them gets the same in any case; who cannot build them does not.
+    # Compiles that wait for builds always get the same kernels, unless they cannot build.
     waiting = config.snapshot({"artifact_cache_dir": str(tmp_path)})
     assert cutlass_kernels.generation(waiting) == "all"
     monkeypatch.setattr(cutlass_kernels, "find_missing_tools", lambda: "there is no nvcc")

@@ -1,4 +1,4 @@
-"""Inductor's CUTLASS settings, and which kernels they leave."""
+"""Inductor's CUTLASS settings, and which kernels they allow."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LINEAR = GemmProblem.contiguous("mm", 4096, 14336, 4096)
 TUNED = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN, cutlass"}
 
 
-def asked(**settings: Any) -> Options:
-    """The options under Inductor's settings, `__` standing for the dot in a name."""
+def options_under(**settings: Any) -> Options:
+    """Options under settings of Inductor; `__` stands for the dot in a name."""
     patches = {name.replace("__", "."): value for name, value in settings.items()}
     with inductor_config.patch({**TUNED, **patches}):
         return current()
@@ -34,9 +34,11 @@ def names(options: Options, problem: GemmProblem = LINEAR) -> list[str]:
 
 
 def test_two_kernels_are_built_by_default() -> None:
-    assert len(names(asked())) == 2
-    assert names(asked(cutlass__cutlass_max_profiling_configs=1)) == names(asked())[:1]
-    assert len(names(asked(cutlass__cutlass_max_profiling_configs=7))) == 7
+    assert len(names(options_under())) == 2
+    assert (
+        names(options_under(cutlass__cutlass_max_profiling_configs=1)) == names(options_under())[:1]
+    )
+    assert len(names(options_under(cutlass__cutlass_max_profiling_configs=7))) == 7
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,8 @@ def test_two_kernels_are_built_by_default() -> None:
         {"cutlass__cutlass_max_profiling_configs": 0},
     ],
 )
-def test_there_are_none_where_nobody_asks_for_them(settings: dict[str, Any]) -> None:
-    assert names(asked(**settings)) == []
+def test_no_kernels_without_the_cutlass_backend(settings: dict[str, Any]) -> None:
+    assert names(options_under(**settings)) == []
 
 
 @pytest.mark.parametrize("section", ["cutlass", "cuda"])
@@ -58,37 +60,37 @@ def test_small_matmuls_have_no_candidates(section: str) -> None:
     size = 256 * 256 * 256
     problem = GemmProblem.contiguous("mm", 256, 256, 256)
     for least, expected in ((size - 1, True), (size, True), (size + 1, False)):
-        options = asked(**{f"{section}__cutlass_backend_min_gemm_size": least})
+        options = options_under(**{f"{section}__cutlass_backend_min_gemm_size": least})
         assert options.least == least
         assert options.covers(problem) == expected
         assert bool(names(options, problem)) == expected
 
 
-def test_the_newer_name_counts_if_both_are_set() -> None:
+def test_the_newer_setting_wins_if_both_are_set() -> None:
     both = {"cutlass__cutlass_backend_min_gemm_size": 7, "cuda__cutlass_backend_min_gemm_size": 9}
-    assert asked(**both).least == 7
+    assert options_under(**both).least == 7
 
 
-def test_lists_are_searched_in_names() -> None:
-    only = names(asked(cutlass__cutlass_op_allowlist_regex="pingpong"))
+def test_allow_and_deny_lists_match_kernel_names() -> None:
+    only = names(options_under(cutlass__cutlass_op_allowlist_regex="pingpong"))
     assert only
     assert all("pingpong" in name for name in only)
-    none = names(asked(cutlass__cutlass_op_denylist_regex="cooperative|stream_k"))
+    none = names(options_under(cutlass__cutlass_op_denylist_regex="cooperative|stream_k"))
     assert none == only
     with pytest.raises(exc.BadOptionError, match="cutlass_op_allowlist_regex"):
-        asked(cutlass__cutlass_op_allowlist_regex="(")
+        options_under(cutlass__cutlass_op_allowlist_regex="(")
 
 
 def test_operators_are_named_in_any_case() -> None:
-    options = asked(cutlass__cutlass_enabled_ops="MM, scaled_mm")
+    options = options_under(cutlass__cutlass_enabled_ops="MM, scaled_mm")
     assert options.covers(LINEAR)
     assert options.covers(GemmProblem.contiguous("scaled", 64, 64, 64, "float8_e4m3fn"))
     assert not options.covers(GemmProblem.contiguous("bmm", 64, 64, 64, batch=2))
 
 
-def test_swizzles_are_those_allowed() -> None:
+def test_swizzles_are_limited_by_the_setting() -> None:
     def swizzles(*allowed: int) -> set[int]:
-        options = asked(cutlass__cutlass_max_profiling_swizzle_options=list(allowed))
+        options = options_under(cutlass__cutlass_max_profiling_swizzle_options=list(allowed))
         return {config.swizzle for config, _ in options.rank(LINEAR, H200)}
 
     assert swizzles(1, 2, 4, 8) == {8}
@@ -96,30 +98,30 @@ def test_swizzles_are_those_allowed() -> None:
     assert swizzles(16) == {16}
 
 
-def test_tma_only_and_levels() -> None:
+def test_tma_only_and_instantiation_levels() -> None:
     unaligned = GemmProblem.contiguous("mm", 4096, 4095, 4096)
-    assert names(asked(), unaligned)
-    assert names(asked(cutlass__cutlass_tma_only=True), unaligned) == []
-    wide = asked(
+    assert names(options_under(), unaligned)
+    assert names(options_under(cutlass__cutlass_tma_only=True), unaligned) == []
+    wide = options_under(
         cutlass__cutlass_instantiation_level="9999",
         cutlass__cutlass_op_allowlist_regex="_2x2x1_",
     )
     assert wide.level == 9999
     assert len(names(wide)) == 2
-    assert names(asked(cutlass__cutlass_op_allowlist_regex="_2x2x1_")) == []
+    assert names(options_under(cutlass__cutlass_op_allowlist_regex="_2x2x1_")) == []
 
 
 @pytest.mark.parametrize("section", ["cutlass", "cuda"])
 def test_nvcc_gets_the_flags_of_inductors_settings(section: str) -> None:
-    plain, fast = asked(), asked(**{f"{section}__use_fast_math": True})
-    both = asked(cutlass__use_fast_math=True, cutlass__enable_debug_info=True)
+    plain, fast = options_under(), options_under(**{f"{section}__use_fast_math": True})
+    both = options_under(cutlass__use_fast_math=True, cutlass__enable_debug_info=True)
     assert (plain.flags, fast.flags) == ((), ("--use_fast_math",))
     assert both.flags == ("--use_fast_math", "-lineinfo")
     (config, _), *_ = both.rank(LINEAR, H200)
     made = source(config, identity("bfloat16"))
     for half in nvcc_build.nvcc_flags(made, "device"), nvcc_build.nvcc_flags(made, "host"):
         assert {"--use_fast_math", "-lineinfo"} <= set(half)
-    # Such a kernel is another one, and not used where nobody asks for it.
+    # It is another kernel, which is used with these settings only.
     assert both.allows(config)
     assert not plain.allows(config)
     other = source(plain.rank(LINEAR, H200)[0][0], identity("bfloat16"))
@@ -128,13 +130,13 @@ def test_nvcc_gets_the_flags_of_inductors_settings(section: str) -> None:
     assert len({item.candidate_set for item in (plain, fast, both)}) == 3
 
 
-def test_kernels_of_triton_are_let_in_only_beside_their_backend() -> None:
+def test_triton_kernels_need_the_triton_backend() -> None:
     tile = GemmConfig("splitk", 16, 32, 64, 2, 2)
-    assert not asked().allows(tile)
-    assert asked(max_autotune_gemm_backends="TRITON,CUTLASS").allows(tile)
+    assert not options_under().allows(tile)
+    assert options_under(max_autotune_gemm_backends="TRITON,CUTLASS").allows(tile)
 
 
-def test_an_epilogue_is_fused_if_the_user_says_so() -> None:
-    assert not asked().fuses
-    assert asked(cutlass__cutlass_epilogue_fusion_enabled=True).fuses
+def test_epilogue_fusion_follows_the_setting() -> None:
+    assert not options_under().fuses
+    assert options_under(cutlass__cutlass_epilogue_fusion_enabled=True).fuses
     assert Options().only == Filter()

@@ -24,7 +24,7 @@ from test.support.matmul_lowering import TILE, matrix
 aten = torch.ops.aten
 
 
-def test_kernels_that_are_known_need_their_backend_as_well(tmp_path: Path) -> None:
+def test_stored_results_need_their_backend(tmp_path: Path) -> None:
     decision = Decision(TILE, "measured", (Timing(None, 100.0), Timing(TILE, 50.0)))
 
     def ours(**options: Any) -> bool:

@@ -22,30 +22,30 @@ def test_ranks_take_the_first_offer(tmp_path: Path) -> None:
     assert set(one) <= {10.0, 11.0}
 
 
-def test_ranks_decide_only_on_what_nobody_has_decided() -> None:
+def test_ranks_decide_only_pending_problems() -> None:
     import torch.distributed as dist
 
     shared = dist.HashStore()
-    asked = []
+    pending = []
 
     def decide(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
-        asked.append([item.m for item in batch])
-        return {item: decision(float(len(asked))) for item in batch}
+        pending.append([item.m for item in batch])
+        return {item: decision(float(len(pending))) for item in batch}
 
     first = distributed.share_decisions([problem(), problem(1)], decide, here, "", shared)
     again = distributed.share_decisions(
         [problem(1), problem(2), problem()], decide, here, "", shared
     )
-    assert asked == [[2048, 2049], [2050]]
+    assert pending == [[2048, 2049], [2050]]
     assert [again[problem(index)].microseconds(CONFIG) for index in range(3)] == [1.0, 1.0, 2.0]
     assert first[problem()] == again[problem()] == decision(1.0)
     distributed.share_decisions([problem()], decide, here, "tuning", shared)
     distributed.share_decisions([problem()], decide, lambda _: OLD_TRITON, "", shared)
-    assert asked[2:] == [[2048], [2048]]
+    assert pending[2:] == [[2048], [2048]]
     assert distributed.share_decisions([problem()], decide, here, "") == {problem(): decision(5.0)}
 
 
-def test_a_store_that_does_not_answer_leaves_each_rank_alone(
+def test_each_rank_decides_if_the_store_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Broken:

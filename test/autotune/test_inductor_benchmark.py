@@ -1,4 +1,4 @@
-"""What compiles of candidates leave behind in torch: nothing."""
+"""Compiles of candidates restore torch's state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import Operand
 
 
-def test_counters_and_metrics_are_those_from_before() -> None:
+def test_counters_and_metrics_are_restored() -> None:
     from torch._dynamo.utils import counters
     from torch._inductor import metrics
 
@@ -29,7 +29,7 @@ def test_counters_and_metrics_are_those_from_before() -> None:
         counters.clear()
 
 
-def test_kernels_that_have_failed_are_forgotten() -> None:
+def test_failed_kernels_are_forgotten() -> None:
     from torch._inductor.async_compile import CompiledTritonKernels
 
     future = object()
@@ -41,7 +41,7 @@ def test_kernels_that_have_failed_are_forgotten() -> None:
 
 @pytest.mark.parametrize("before", ["none", "ieee", "tf32"])
 @pytest.mark.parametrize("tf32", [False, True])
-def test_the_precision_of_float32_is_that_from_before(before: str, tf32: bool) -> None:
+def test_float32_precision_is_restored(before: str, tf32: bool) -> None:
     matmul = torch.backends.cuda.matmul
     saved = matmul.fp32_precision
     operand = Operand.of("float32", (8, 8), (8, 1))

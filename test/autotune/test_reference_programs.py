@@ -1,4 +1,4 @@
-"""Reference programs: right, and in the graph the problem that they are for."""
+"""Reference programs: correct results, and graphs that match their problem."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import torch
 from hypothesis import given
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from inductor_ext.autotune import (
-    accuracy,
-    reference,
-)
+from inductor_ext.autotune import accuracy, reference
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem, KernelDetails
@@ -49,7 +46,7 @@ COVERED = [
 class TestPrograms:
     @examples(60)
     @given(problems(most=60))
-    def test_are_right_and_have_inputs_of_the_problems_layout(self, problem: GemmProblem) -> None:
+    def test_results_and_input_layouts_match_the_problem(self, problem: GemmProblem) -> None:
         floats = ("bfloat16", "float16", "float32")
         if problem.norm and problem.a.dtype not in floats:
             return
@@ -68,20 +65,20 @@ class TestPrograms:
         if problem.operation == "grouped" or (
             problem.operation == "int_mm" and problem.epilogue != Epilogue()
         ):
-            return  # The CPU has no kernel for all of these, and no rounding to int32 is stock's.
+            return  # The CPU lacks some kernels, and Inductor does not round to int32.
         with reference.precision(problem):
             outputs = program.function(*inputs)
         if not all(output.any() for output in outputs):
             return  # Errors are relative to the size of the results.
         verifier = accuracy.Verifier(program, inputs)
         refused = verifier.set_stock(outputs)
-        # A chain whose every step is rounded, as in no kernel, may pass the bound.
+        # Each step of a chain is rounded here, unlike in a kernel: errors may exceed the bound.
         assert refused is None or problem.epilogue != Epilogue()
         assert verifier.check(lambda: outputs) is None
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     @pytest.mark.parametrize("problem", COVERED, ids=problem_words)
-    def test_of_an_operator_are_matched_in_the_graph(self, problem: GemmProblem) -> None:
+    def test_programs_of_operators_match_their_problem(self, problem: GemmProblem) -> None:
         pytest.importorskip("triton")
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -143,7 +140,7 @@ class TestPrograms:
         gate, up = parts if first == "gate" else reversed(parts)
         torch.testing.assert_close(out, torch.nn.functional.gelu(gate) * up)
 
-    def test_a_layer_norm_is_torchs(self) -> None:
+    def test_layer_norm_equals_torch(self) -> None:
         prologue = Prologue(RowNorm("layer", 2, "float32"))
         problem = contiguous("mm", 8, 24, 32, "float32", prologue=prologue)
         a, b, weight, bias = reference.program(problem).make_inputs("cpu")

@@ -1,4 +1,4 @@
-"""Tuning results and tables of them: JSON, merging, and files that are not valid."""
+"""Tuning results and tables: JSON, merging, and invalid files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from test.support.tuning_results import CHECKOUT
 
 @given(problems(), configs(), st.floats(1e-3, 1e9), st.integers(0, 2**32))
 @examples(60)
-def test_an_entry_makes_the_round_trip(
+def test_results_round_trip_through_json(
     problem: GemmProblem, config: GemmConfig, microseconds: float, measured: int
 ) -> None:
     timings = (Timing(None, 3.5), Timing(config, microseconds), Timing(config, None, "no"))
@@ -53,7 +53,7 @@ TABLES = st.lists(ENTRIES, max_size=8)
 
 @given(TABLES, TABLES, TABLES)
 @examples(200)
-def test_merging_is_a_union_in_which_the_newest_counts(
+def test_merging_keeps_the_newest_of_each_problem(
     a: list[TuningResult], b: list[TuningResult], c: list[TuningResult]
 ) -> None:
     whole = merge_results([*a, *b, *c])
@@ -65,7 +65,7 @@ def test_merging_is_a_union_in_which_the_newest_counts(
     assert set(whole) <= {*a, *b, *c}
 
 
-def test_a_table_has_an_entry_a_line(tmp_path: Path) -> None:
+def test_a_table_has_one_result_per_line(tmp_path: Path) -> None:
     path = tmp_path / "h200.json"
     assert write_table(path, [entry(1), entry(0), entry(0, measured=3), entry(1)]) == 2
     assert read_table(path) == [entry(0), entry(1)]
@@ -96,7 +96,7 @@ GOOD = entry().to_json()
         (json.dumps({"format": 1, "entries": [GOOD]}).replace("2048", "0"), "m is 0"),
     ],
 )
-def test_a_table_with_anything_wrong_is_refused(tmp_path: Path, text: str, why: str) -> None:
+def test_invalid_tables_are_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "table.json").write_text(text)
     with pytest.raises(exc.BadTuningFileError) as caught:
         read_table(tmp_path / "table.json")
@@ -106,8 +106,8 @@ def test_a_table_with_anything_wrong_is_refused(tmp_path: Path, text: str, why: 
 
 @given(st.data())
 @examples(150)
-def test_json_of_any_other_shape_is_refused_and_nothing_worse(data: st.DataObject) -> None:
-    """One value somewhere in an entry becomes another."""
+def test_other_json_is_refused_or_read_unchanged(data: st.DataObject) -> None:
+    """Replace one value of a result at random."""
     value = json.loads(json.dumps(GOOD))
     place: Any = value
     while True:
@@ -126,7 +126,7 @@ def test_json_of_any_other_shape_is_refused_and_nothing_worse(data: st.DataObjec
     assert json.loads(read.line) == value
 
 
-def test_a_table_that_cannot_be_read_or_written_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_and_unwritable_tables_are_errors(tmp_path: Path) -> None:
     with pytest.raises(exc.BadTuningFileError, match="No such file"):
         read_table(tmp_path / "missing.json")
     with pytest.raises(exc.BadTuningFileError, match="cannot be written"):
@@ -148,7 +148,7 @@ def test_a_table_is_written_through_links_and_into_pipes(tmp_path: Path) -> None
         os.close(reader)
 
 
-def test_this_environment_is_known() -> None:
+def test_the_current_environment_is_complete() -> None:
     import torch
 
     here = Environment.of(H200, "mm")
@@ -157,7 +157,7 @@ def test_this_environment_is_known() -> None:
     assert here.differences(here) == ()
 
 
-def test_what_is_shipped_is_in_order() -> None:
+def test_shipped_tables_are_sorted() -> None:
     folder = CHECKOUT / "inductor_ext" / "autotune" / "tables"
     for path in folder.glob("*.json"):
         assert read_table(path) == merge_results(read_table(path))

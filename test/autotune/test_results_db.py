@@ -25,7 +25,7 @@ from test.support.tuning_results import OLD_TEMPLATES, OLD_TRITON, ON_H100, look
 
 
 def test_changed_templates_have_been_decided_about() -> None:
-    """A change of a template may need a new version, which only its author can say."""
+    """A changed template may need a new version, which its author must decide."""
     folder = Path(versions.__file__).parent
     sources = {
         path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -43,7 +43,7 @@ def test_changed_templates_have_been_decided_about() -> None:
 
 
 @pytest.mark.parametrize("table", sorted(stores.TABLES.glob("*.json")), ids=lambda path: path.stem)
-def test_the_shipped_tables_are_of_these_templates(table: Path) -> None:
+def test_shipped_tables_have_current_template_versions(table: Path) -> None:
     shipped = json.loads(table.read_text())["entries"]
     current = [
         value["environment"]["templates"].split("+")[0]
@@ -53,7 +53,7 @@ def test_the_shipped_tables_are_of_these_templates(table: Path) -> None:
     assert sum(current) > 0.9 * len(shipped)
 
 
-def test_a_version_is_that_of_the_operation() -> None:
+def test_operations_with_own_kernels_have_own_versions() -> None:
     def version(operation: str) -> str:
         return Environment.of(H200, operation).templates
 
@@ -64,7 +64,7 @@ def test_a_version_is_that_of_the_operation() -> None:
         assert "+" not in word
 
 
-def test_what_was_measured_is_known_exactly(store: TuningDatabase) -> None:
+def test_lookup_returns_measured_results(store: TuningDatabase) -> None:
     assert lookup_result(store) is None
     store.put({problem(): decision(80.0), problem(1): decision(config=None)}, H200, here)
     assert lookup_result(store) == ("measured", 80.0)
@@ -76,7 +76,7 @@ def test_what_was_measured_is_known_exactly(store: TuningDatabase) -> None:
     assert known.decision == dataclasses.replace(decision(80.0), origin="cache")
 
 
-def test_results_under_other_matmul_flags_do_not_count(store: TuningDatabase) -> None:
+def test_results_under_other_matmul_flags_are_ignored(store: TuningDatabase) -> None:
     freed = dataclasses.replace(problem(), math_flags="allow_fp16_accumulation")
     store.put({freed: decision(80.0)}, H200, here)
     assert lookup_result(store) is None
@@ -87,7 +87,7 @@ def test_results_under_other_matmul_flags_do_not_count(store: TuningDatabase) ->
     assert known.decision.microseconds(known.decision.config) == 80.0
 
 
-def test_a_later_measurement_replaces_an_earlier_one(store: TuningDatabase) -> None:
+def test_newer_measurements_replace_older_ones(store: TuningDatabase) -> None:
     store.add([entry(microseconds=80.0, measured=2)])
     assert store.add([entry(microseconds=70.0, measured=1)]) == {"ignored": 1}
     assert store.add([entry(microseconds=60.0, measured=3)]) == {"updated": 1}
@@ -95,7 +95,7 @@ def test_a_later_measurement_replaces_an_earlier_one(store: TuningDatabase) -> N
     assert lookup_result(store) == ("imported", 60.0)
 
 
-def test_what_nobody_measured_is_not_kept(store: TuningDatabase) -> None:
+def test_unmeasured_decisions_are_not_stored(store: TuningDatabase) -> None:
     store.put({problem(): STOCK}, H200, here)
     assert lookup_result(store) is None
 
@@ -112,7 +112,7 @@ def test_what_nobody_measured_is_not_kept(store: TuningDatabase) -> None:
         (dataclasses.replace(ON_H100, capability=(10, 0)), None),
     ],
 )
-def test_results_of_similar_devices_are_advice(
+def test_results_of_similar_devices_are_not_exact(
     store: TuningDatabase, there: Environment, differences: tuple[str, ...] | None
 ) -> None:
     store.add([entry(environment=there)])
@@ -121,8 +121,8 @@ def test_results_of_similar_devices_are_advice(
     assert known is None or (not known.exact and known.decision.origin == "table")
 
 
-def test_the_better_known_comes_first(store: TuningDatabase, tmp_path: Path) -> None:
-    """Each of these is preferred to all before it."""
+def test_lookup_prefers_the_most_similar_environment(store: TuningDatabase, tmp_path: Path) -> None:
+    """Each result is preferred to all results before it."""
     steps = [
         ("imported", entry(microseconds=1.0, environment=ON_H100)),
         (
@@ -146,7 +146,7 @@ def test_the_better_known_comes_first(store: TuningDatabase, tmp_path: Path) -> 
         assert (origin.split(",")[0], microseconds) == (source, step.timings[1].microseconds)
 
 
-def test_a_choice_that_is_not_legal_is_passed_over(store: TuningDatabase) -> None:
+def test_illegal_configurations_are_skipped(store: TuningDatabase) -> None:
     large = dataclasses.replace(CONFIG, num_stages=8)
     illegal = TuningResult(problem(), HERE, large, (Timing(large, 1.0),), 9, "2.13.0")
     store.add([illegal])
@@ -155,7 +155,7 @@ def test_a_choice_that_is_not_legal_is_passed_over(store: TuningDatabase) -> Non
     assert lookup_result(store) == ("imported, with Triton 3.6.0, here 3.7.1", 90.0)
 
 
-def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
+def test_without_a_folder_only_shipped_results_exist(tmp_path: Path) -> None:
     store = TuningDatabase(None, tables=tmp_path)
     store.put({problem(): decision()}, H200, here)
     assert store.add([entry()]) == {}
@@ -174,7 +174,7 @@ def test_without_a_folder_only_what_is_shipped_is_known(tmp_path: Path) -> None:
     assert set(tuned.values()) == {STOCK}
 
 
-def test_settings_say_where_and_whether(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_select_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -187,7 +187,7 @@ def test_settings_say_where_and_whether(tmp_path: Path, monkeypatch: pytest.Monk
         assert stores.open_database(chosen).folder is None
 
 
-def test_the_generation_counts_changes(store: TuningDatabase) -> None:
+def test_changes_give_a_new_generation(store: TuningDatabase) -> None:
     def generations() -> tuple[str, str]:
         return store.generation(tuning=False), store.generation(tuning=True)
 
@@ -205,16 +205,14 @@ def test_the_generation_counts_changes(store: TuningDatabase) -> None:
     assert generations() == seen[-1]
 
 
-def test_what_is_known_already_changes_no_generation(store: TuningDatabase) -> None:
+def test_known_results_keep_the_generation(store: TuningDatabase) -> None:
     store.add([entry()])
     before = store.generation(tuning=True)
     assert store.add([entry()]) == {"ignored": 1}
     assert store.generation(tuning=True) == before
 
 
-def test_a_damaged_table_that_is_shipped_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_shipped_tables_warn_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "bad.json").write_text('{"format": 1, "entries": [{}]}')
     write_table(tmp_path / "good.json", [entry()])
     store = TuningDatabase(None, tables=tmp_path)
@@ -222,7 +220,7 @@ def test_a_damaged_table_that_is_shipped_is_said_once(
     assert len(caplog.messages) == 1
 
 
-def test_eight_processes_tune_each_problem_once_and_get_the_same(tmp_path: Path) -> None:
+def test_eight_processes_tune_each_problem_once(tmp_path: Path) -> None:
     run_child("tune_missing", tmp_path / "store")
     tuned = (tmp_path / "store.log").read_text().split()
     assert sorted(tuned) == sorted(str(problem(index).m) for index in range(6))
@@ -232,7 +230,7 @@ def test_eight_processes_tune_each_problem_once_and_get_the_same(tmp_path: Path)
         assert len({times[m] for times in results if m in times}) == 1
 
 
-def test_a_claim_ends_with_its_owner(store: TuningDatabase) -> None:
+def test_a_claim_ends_with_its_process(store: TuningDatabase) -> None:
     reading, writing = os.pipe()
     owner = os.fork()
     if owner == 0:
@@ -249,23 +247,23 @@ def test_a_claim_ends_with_its_owner(store: TuningDatabase) -> None:
     os.waitpid(owner, 0)
 
 
-def test_a_claim_takes_what_is_free_and_leaves_the_rest(store: TuningDatabase) -> None:
+def test_a_claim_takes_unclaimed_problems_only(store: TuningDatabase) -> None:
     with store.claim([problem(), problem(1)], H200, here) as mine:
         assert mine == [problem(), problem(1)]
         with store.claim([problem(1), problem(2)], H200, here) as others:
             assert others == [problem(2)]
-        # Results of another Triton are another matter.
+        # Another Triton has its own results.
         with store.claim([problem()], H200, lambda _: OLD_TRITON) as elsewhere:
             assert elsewhere == [problem()]
 
 
-def test_an_owner_without_progress_is_not_waited_for(tmp_path: Path) -> None:
+def test_waiting_ends_without_progress_of_the_owner(tmp_path: Path) -> None:
     store = TuningDatabase(tmp_path, wait=0.1)
     with store.claim([problem()], H200, here), store.claim([problem()], H200, here) as late:
         assert late == [problem()]
 
 
-def test_what_tuning_raises_sets_the_problem_free(store: TuningDatabase) -> None:
+def test_exceptions_while_tuning_release_the_claim(store: TuningDatabase) -> None:
     def fail(batch: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
         raise KeyError
 

@@ -19,7 +19,7 @@ from test.support.children.tuning import H200, HERE, decision, entry, here, prob
 from test.support.tuning_results import lookup_result, run_child
 
 
-def test_a_store_merges_in_any_order_to_the_same(tmp_path: Path) -> None:
+def test_the_order_of_imports_does_not_matter(tmp_path: Path) -> None:
     choose = random.Random(0)
     added = [
         entry(index, us, dataclasses.replace(HERE, triton=f"3.{triton}"), measured=measured)
@@ -41,7 +41,7 @@ def test_a_store_merges_in_any_order_to_the_same(tmp_path: Path) -> None:
     }
 
 
-def test_the_next_import_repairs_a_killed_one(
+def test_the_next_import_repairs_an_interrupted_one(
     store: TuningDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = [store.generation(tuning=True)]
@@ -62,7 +62,7 @@ def test_the_next_import_repairs_a_killed_one(
 def test_failed_writes_and_removals_are_reported(tmp_path: Path) -> None:
     store = TuningDatabase(tmp_path / "store", tables=tmp_path / "none")
     seen = [store.generation(tuning=True)]
-    # Its file cannot be replaced.
+    # This file cannot be replaced.
     blocked = store.files.path_of("imported", problem(2))
     blocked.mkdir(parents=True)
     assert store.add([entry(index) for index in range(5)]) == {"new": 2}
@@ -84,24 +84,24 @@ def test_tuning_writes_results_into_every_folder(
     keys = [TuningDatabase(place).generation(tuning=True) for place in places]
     assert len(set(keys)) == 4
     assert TuningDatabase(tmp_path / "a").generation(tuning=True) == keys[0]
-    # Packed with Inductor's caches, graphs are lookup_result where these are unpacked.
+    # The key does not depend on the path, so that packed caches can be unpacked elsewhere.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "elsewhere"))
     assert TuningDatabase(tuning_folder()).generation(tuning=True) == keys[3]
 
 
-def test_the_oldest_go_first(tmp_path: Path) -> None:
+def test_the_oldest_results_are_evicted_first(tmp_path: Path) -> None:
     store = TuningDatabase(tmp_path, max_entries=20, tables=tmp_path / "none")
     for index in range(21):
         store.put({problem(index): decision()}, H200, here)
         path = store.files.path_of("measured", problem(index))
         os.utime(path, (index, index))
     known = [index for index in range(21) if lookup_result(store, index)]
-    # The last one put finds one too many and leaves nine tenths.
+    # The last result exceeds the limit, and nine tenths are kept.
     assert known == list(range(3, 21))
 
 
 @pytest.mark.parametrize("most", [1, 5])
-def test_what_was_added_last_stays(tmp_path: Path, most: int) -> None:
+def test_the_newest_results_are_not_evicted(tmp_path: Path, most: int) -> None:
     store = TuningDatabase(tmp_path, max_entries=most, tables=tmp_path / "none")
     for index in range(3):
         store.put({problem(index): decision()}, H200, here)
@@ -114,7 +114,7 @@ def test_what_was_added_last_stays(tmp_path: Path, most: int) -> None:
     assert entry(8) in store.entries("imported")
 
 
-def test_damage_is_as_good_as_nothing_with_one_warning(
+def test_damaged_files_are_ignored_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = TuningDatabase(tmp_path, tables=tmp_path / "none")
@@ -123,7 +123,7 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
     data = path.read_bytes()
     choose = random.Random(0)
     damaged = [b"", data[:-1], data[:70], data + b" "]
-    # What somebody else has written with the right sum.
+    # Content with a valid checksum, written by something else.
     for text in (b"", b"5", b"{", b"[" * 100_000):
         damaged.append(results_folder.checksum(text) + b"\n" + text)
     for _ in range(30):
@@ -139,7 +139,7 @@ def test_damage_is_as_good_as_nothing_with_one_warning(
     assert lookup_result(store) == ("measured", 90.0)
 
 
-def test_a_damaged_token_is_as_good_as_any(store: TuningDatabase) -> None:
+def test_a_damaged_token_is_replaced(store: TuningDatabase) -> None:
     store.put({problem(): decision()}, H200, here)
     assert store.folder is not None
     (store.folder / "measured.token").write_bytes(b"\0\xff\xd8")
@@ -149,9 +149,7 @@ def test_a_damaged_token_is_as_good_as_any(store: TuningDatabase) -> None:
     assert store.generation(tuning=False) != damaged
 
 
-def test_a_folder_that_cannot_be_used_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_folders_warn_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     store = TuningDatabase(tmp_path / "file" / "store", tables=tmp_path / "none")
     tuned = store.tune_missing([problem()], H200, lambda batch: {problem(): decision()}, here)
@@ -166,7 +164,7 @@ def test_eight_processes_write_at_once(store: TuningDatabase) -> None:
     assert len(store.entries("measured")) == 12 * 8
 
 
-def test_a_killed_writer_leaves_nothing_broken(store: TuningDatabase) -> None:
+def test_killed_writers_leave_no_damage(store: TuningDatabase) -> None:
     assert store.folder is not None
     assert run_child("kill", store.folder, "25", "0") == "25\n"
     assert all(lookup_result(store, index) for index in range(5))
@@ -189,7 +187,7 @@ def test_tokens_of_killed_writers_expire_after_a_day(store: TuningDatabase) -> N
     assert (old.exists(), young.exists()) == (False, True)
 
 
-def test_what_others_keep_in_the_folder_stays(store: TuningDatabase) -> None:
+def test_other_files_in_the_folder_are_kept(store: TuningDatabase) -> None:
     assert store.folder is not None
     theirs = ("measured/thesis.json", "measured/raw/1.csv", "locks/key", "imported/photos/1.jpg")
     for their in theirs:
@@ -201,7 +199,7 @@ def test_what_others_keep_in_the_folder_stays(store: TuningDatabase) -> None:
     for index in range(2):
         store.put({problem(index): decision()}, H200, here)
         store.add([entry(index)])
-        # Looked through at once.
+        # Evict at once.
         store.files._until_collected.clear()
     assert len(store.entries("measured")) == 1
     assert store.clear() == {"removed": 2, "left": 0}

@@ -1,4 +1,4 @@
-"""Tuning in a process of its own: what a crash, a hang and the end of the parent do to it."""
+"""Tuning in a worker process: crashes, hangs, and the end of the parent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def failures(report: candidate_run.Report) -> dict[GemmConfig | None, str | None
     return {timing.config: timing.failure for timing in report.timings}
 
 
-def test_a_crash_takes_down_its_own_candidate_only() -> None:
+def test_a_crash_drops_only_its_candidate() -> None:
     dies, good = candidate(20, benchmark_backends.SEGFAULTS), candidate(80)
     found = reports(candidate_run.Job(OTHER, (good,)), candidate_run.Job(PROBLEM, (dies, good)))
     assert set(found) == {OTHER, PROBLEM}
@@ -58,17 +58,17 @@ def test_a_crash_takes_down_its_own_candidate_only() -> None:
         good: None,
         dies: "the process died of SIGSEGV",
     }
-    # The one that went through stays for the next batch.
+    # The worker without a crash is reused for the next batch.
     process = subprocess_runner.workers[0].process.pid
     assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
     assert subprocess_runner.workers[0].process.pid == process
 
 
-def test_a_worker_that_was_started_ahead_is_the_one_that_tries() -> None:
+def test_a_worker_started_ahead_is_used() -> None:
     started = subprocess_runner.warm_up(benchmark_backends.cpu_bench, 0)
     assert started is not None
     good = candidate(80)
-    # Whoever needs it while it starts waits for it.
+    # A request waits until the worker has started.
     assert reports(candidate_run.Job(PROBLEM, (good,)))[PROBLEM].chosen == good
     started.join()
     process = subprocess_runner.workers[0].process.pid
@@ -93,7 +93,7 @@ def test_a_hang_ends_with_the_deadline() -> None:
         candidate(10, benchmark_backends.HANGS),
         candidate(20, benchmark_backends.CRASHES),
     )
-    # Every other step takes less on a machine that is busy.
+    # Other steps take less, even on a busy machine.
     job = candidate_run.Job(PROBLEM, (hangs, exits))
     found = reports(job, bench=benchmark_backends.warm_cpu_bench, deadline=20.0)
     report = found[PROBLEM]
@@ -103,7 +103,7 @@ def test_a_hang_ends_with_the_deadline() -> None:
     assert failures(report)[exits] == "the process ended with status 3"
 
 
-def test_a_failing_backend_leaves_the_fallback(
+def test_failing_backends_give_the_fallback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(benchmark_backends.cpu_bench, "__qualname__", "no_such_bench")
@@ -123,14 +123,14 @@ def test_without_a_process_everything_falls_back(
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
-def test_reports_before_a_process_dies_hold() -> None:
+def test_reports_before_a_crash_are_kept() -> None:
     good = candidate(80)
     jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
     found = list(subprocess_runner.run(jobs, benchmark_backends.dying_bench, 0, 50, 120.0))
     assert [(case.problem, case.chosen) for case in found] == [(PROBLEM, good), (OTHER, good)]
 
 
-def test_unread_answers_do_not_answer_the_next_request() -> None:
+def test_unread_answers_are_discarded() -> None:
     good = candidate(80)
     jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
     found = subprocess_runner.run(jobs, benchmark_backends.cpu_bench, 0, 50, 120.0)
@@ -156,7 +156,7 @@ def test_a_process_may_have_many_files_open() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_it_ends_with_the_process_that_started_it() -> None:
+def test_the_worker_ends_with_its_parent() -> None:
     parent = (
         "import sys, os, signal\n"
         "from inductor_ext.autotune import subprocess_runner\n"
@@ -175,7 +175,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
     pytest.fail("the worker outlives its parent")
 
 
-def test_torch_is_in_the_same_deterministic_mode_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_has_the_deterministic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config as inductor_config
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
@@ -187,7 +187,7 @@ def test_torch_is_in_the_same_deterministic_mode_there(monkeypatch: pytest.Monke
     fill = numerics.determinism()[2]
     plain = f"((False, False, {fill}), None, False)"
     assert plain in str(told())
-    # The worker was there before.
+    # The worker was started before.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     flags = "allow_fp16_accumulation,-allow_bf16_reduced_precision_reduction"
     with (
@@ -199,7 +199,7 @@ def test_torch_is_in_the_same_deterministic_mode_there(monkeypatch: pytest.Monke
     assert plain in str(told())
 
 
-def test_a_worker_gets_all_of_a_problem() -> None:
+def test_problems_reach_the_worker_unchanged() -> None:
     problem = GemmProblem.contiguous(
         "mm",
         16,

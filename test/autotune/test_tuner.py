@@ -69,7 +69,7 @@ FUSED = [
         "addmm", 16, 512, 256, parts=(256, 128, 128), epilogue=Epilogue(inputs_of("row"), 1)
     ),
 ]
-"""Problems of several nodes, as our pass over the graph describes them."""
+"""Problems of fusions, as the planner describes them."""
 
 
 def tune(*configs: GemmConfig, settings: Settings | None = None, **options: Any) -> Decision:
@@ -84,7 +84,7 @@ def tune(*configs: GemmConfig, settings: Settings | None = None, **options: Any)
 
 
 class NoReports:
-    """What tells of no job that it was given."""
+    """A runner that reports no job."""
 
     def __init__(self) -> None:
         self.jobs: list[candidate_run.Job] = []
@@ -97,7 +97,7 @@ class NoReports:
 
 
 class TestTuner:
-    def test_decides_and_records(self, tmp_path: Any) -> None:
+    def test_decisions_are_recorded(self, tmp_path: Any) -> None:
         log = tmp_path / "events.jsonl"
         settings = Settings(event_log=str(log))
         wrong = candidate(10, benchmark_backends.WRONG)
@@ -117,12 +117,12 @@ class TestTuner:
         assert line["candidates"][1]["measured"] == pytest.approx(80)
         assert record.describe().startswith("tuning: mm 24x48x64: splitk: 20.0% less time")
 
-    def test_a_problem_that_no_template_covers_is_not_measured(self) -> None:
+    def test_problems_without_templates_are_not_measured(self) -> None:
         with mock.patch.object(tuner.candidate_run, "run", side_effect=AssertionError):
             assert tune() == Decision(None, "unknown")
 
     @pytest.mark.parametrize("exhaustive", [False, True])
-    def test_what_is_predicted_to_lose_is_not_measured(self, exhaustive: bool) -> None:
+    def test_predicted_losses_are_not_measured(self, exhaustive: bool) -> None:
         normalized = contiguous("mm", 2048, 4096, 4096, prologue=Prologue(RowNorm("rms", 1)))
         plain = contiguous("mm", 2048, 4096, 4096)
         tried = NoReports()
@@ -136,7 +136,7 @@ class TestTuner:
         assert [job.problem for job in tried.jobs] == measured
         assert found[normalized] == Decision(None, "unknown" if exhaustive else "predicted")
 
-    def test_cutlass_kernels_are_tried_all_the_same(self) -> None:
+    def test_predicted_losses_of_triton_keep_cutlass_kernels(self) -> None:
         problem, options = mock.Mock(), mock.Mock(alone=False)
         options.rank.return_value = {"a CUTLASS kernel": 300.0}
         run_options = tuner.Options(False, False, 0, 0, True, options)
@@ -144,7 +144,7 @@ class TestTuner:
         assert hopeless == options.rank.return_value
 
     @pytest.mark.usefixtures("repeated_warnings")
-    def test_everything_dropped_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_dropping_every_candidate_warns_once(self, caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(2):
             assert tune(candidate(10, benchmark_backends.WRONG)).config is None
         warnings = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -162,7 +162,7 @@ class TestTuner:
             )
         assert len(seen.jobs[0].configs) > tuner.CANDIDATES
 
-    def test_an_interrupt_leaves_nothing_behind(self) -> None:
+    def test_interrupts_restore_torch_state(self) -> None:
         class BenchmarkBackend(CpuBench):
             prepared = inductor_benchmark.InductorBench.prepared
 
@@ -177,7 +177,7 @@ class TestTuner:
             tuner.tune([LINEAR, other], H200, lambda index: BenchmarkBackend(), Settings())
         assert kept.tb is not None
         assert torch.is_grad_enabled()
-        # What was measured until then is told: nothing is muted any longer.
+        # Results until then are reported: output is not muted any more.
         assert [record.problem for record in records] == [LINEAR]
 
     def test_a_process_without_stderr_has_no_table(self) -> None:
@@ -185,7 +185,9 @@ class TestTuner:
             assert tune(candidate(80)).config == candidate(80)
 
     @pytest.mark.parametrize("asked", [False, True])
-    def test_the_table_is_inductors(self, asked: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_inductor_prints_the_table(
+        self, asked: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         with inductor_config.patch(max_autotune=asked):
             tune(candidate(80))
         lines = capsys.readouterr().err.splitlines()
@@ -217,7 +219,7 @@ class TestTuner:
 
 
 def constants(code: str) -> list[str]:
-    """The constants of the only product's kernel in a module."""
+    """The constants of the only matmul kernel in a module."""
     kernels = fake_cuda.Lowered(code, ()).kernels().values()
     products = [kernel for kernel in kernels if "tl.dot" in kernel]
     return re.findall(r"\w+ : tl.constexpr = \S+", products[0]) if products else []
@@ -225,7 +227,7 @@ def constants(code: str) -> list[str]:
 
 WRITTEN: dict[str, tuple[Any, ...]] = {
     "product": (lambda x, w: x @ w.t(), matrix(16, 512), matrix(256, 512)),
-    # Inductor names its kernel after an operator.
+    # Inductor names the kernel after an operator.
     "residual": (
         lambda x, w, y: y + x @ w.t(),
         *(matrix(16, 512), matrix(256, 512), matrix(16, 256)),
@@ -246,11 +248,11 @@ WRITTEN: dict[str, tuple[Any, ...]] = {
         *(matrix(16, 512), matrix(256, 512), matrix(256, 512)),
     ),
 }
-"""Products as models write them, with what they take; the winner is launched as a dependent one."""
+"""Matmuls as models write them, and their inputs; the winner is a dependent launch."""
 
 
 def compiled_text(code: str) -> str:
-    """What Triton gets to see of the kernel of a template in a module."""
+    """The source of a template kernel in a module, as Triton compiles it."""
     texts = (node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
     (text,) = (text for text in texts if isinstance(text, str) and "triton_gemm" in text)
     meta, name = r"^inductor_meta=.*$", r"^triton_tem_\w+ = \w+\n"
@@ -298,7 +300,7 @@ def compiled_and_tuned(
 
 
 class TestVariants:
-    def test_a_program_is_compiled_by_inductor_and_leaves_no_trace(self) -> None:
+    def test_compiling_a_program_restores_inductor_state(self) -> None:
         bench = inductor_benchmark.InductorBench("cpu")
         program = reference.program(LINEAR)
         inputs = program.make_inputs("cpu")
@@ -321,7 +323,7 @@ class TestVariants:
         assert records == []
         assert json.dumps(counters) == before
 
-    def test_what_cannot_be_compiled_is_returned_as_its_error(self) -> None:
+    def test_compile_errors_are_returned(self) -> None:
         bench = inductor_benchmark.InductorBench("cpu")
         with (
             inductor_config.patch(compile_threads=1),
@@ -330,7 +332,7 @@ class TestVariants:
             (error,) = bench.compile([(LINEAR, None)], lambda index: None)
         assert isinstance(error, ValueError)
 
-    def test_what_takes_long_to_compile_is_generated_first(self) -> None:
+    def test_slow_compiles_are_generated_first(self) -> None:
         light, heavy = candidate(1), dataclasses.replace(candidate(1), block_k=4096)
         bench = inductor_benchmark.InductorBench("cpu")
         begun: list[int] = []
@@ -372,9 +374,7 @@ class TestVariants:
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     @pytest.mark.parametrize("problem", FUSED, ids=problem_words)
-    def test_what_is_fused_is_met_by_the_pass_as_the_same_problem(
-        self, problem: GemmProblem
-    ) -> None:
+    def test_fused_programs_are_matched_as_their_problem(self, problem: GemmProblem) -> None:
         pytest.importorskip("triton")
         met: list[GemmProblem] = []
         compile_fx.install_hooks(activate.requested)
@@ -388,7 +388,7 @@ class TestVariants:
         assert problem in met
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
-    def test_a_decision_is_for_its_own_problem(self) -> None:
+    def test_models_use_the_kernel_that_was_tuned(self) -> None:
         pytest.importorskip("triton")
         problem = contiguous("mm", 256, 512, 256, epilogue=Epilogue((), 2))
         tile = GemmConfig("cp_async", 64, 64, 64, 3, 4)
@@ -435,7 +435,7 @@ class TestVariants:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     @pytest.mark.parametrize("graphs", [False, True], ids=["", "graphs"])
     @pytest.mark.parametrize("name", WRITTEN)
-    def test_the_winner_has_been_compiled_with_the_variants(self, name: str, graphs: bool) -> None:
+    def test_the_selected_kernel_is_not_compiled_again(self, name: str, graphs: bool) -> None:
         function, *inputs = WRITTEN[name]
         lowered, codes, _ = compiled_and_tuned(function, *inputs, triton__cudagraphs=graphs)
         assert ("gdc_wait" in lowered.code) == graphs

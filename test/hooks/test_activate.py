@@ -1,4 +1,4 @@
-"""The switch inside one process: who is active where, and that nothing is left behind."""
+"""Activations in one process: where they apply, and that they end without a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ATEN_SINH = torch.ops.aten.sinh.default
 
 @pytest.fixture
 def sinh_lowerings() -> Iterator[list[tuple[int, Any]]]:
-    """Our lowering of aten.sinh, which notes its thread and settings and defers to stock's."""
+    """A lowering of aten.sinh that records its thread and settings and calls Inductor's."""
     calls: list[tuple[int, Any]] = []
 
     def sinh(stock: Callable[..., Any], x: Any) -> Any:
@@ -41,17 +41,17 @@ def sinh_lowerings() -> Iterator[list[tuple[int, Any]]]:
 
 
 def uncached() -> Any:
-    """Every graph passes through Inductor, whatever has been compiled before."""
+    """Compile every graph, whatever was compiled before."""
     return inductor_config.patch(force_disable_caches=True)
 
 
 def run(backend: str = "inductor", **compile_kwargs: Any) -> None:
     """Compile and check the result."""
     x = torch.randn(5)
-    # A code object of its own: dynamo keeps what it compiled with the code object.
+    # A separate code object, because dynamo caches by code object.
     function = eval("lambda x: torch.sinh(x) + 1", {"torch": torch})
     compiled = torch.compile(function, backend=backend, **compile_kwargs)
-    # Here and not in a fixture: torch 2.13 keeps configuration for each thread.
+    # Not a fixture: torch 2.13 keeps configuration per thread.
     with uncached():
         torch.testing.assert_close(compiled(x), torch.sinh(x) + 1)
 
@@ -142,15 +142,15 @@ def test_activation_does_not_reach_other_threads() -> None:
 
 
 @pytest.mark.parametrize("entry", ["backend", "activate"])
-def test_two_threads_do_not_see_each_other(entry: str) -> None:
-    """A whole stock compile in another thread while ours is half way through its lowerings."""
+def test_threads_do_not_share_activations(entry: str) -> None:
+    """Inductor (default) compiles in another thread while the extension is lowering."""
     graph = make_fx(lambda x: (torch.sinh(x) + 3,))(torch.randn(7))
     calls: list[int] = []
     stock_keys: list[tuple[str, ...]] = []
     stock_handler: list[Any] = []
 
     def compile_by_stock() -> None:
-        # Not through torch.compile: dynamo's lock would make it wait for the end of ours.
+        # Not by torch.compile, which would wait for dynamo's lock until the other compile ends.
         with uncached():
             compiled = torch._inductor.compile(graph, [torch.randn(7)])
         x = torch.randn(7)
@@ -229,8 +229,8 @@ def test_exception_inside_a_compile_restores_everything(sinh_lowerings: list[Any
     assert sinh_lowerings == []
 
 
-def test_choices_handler_leaves_no_trace() -> None:
-    """Stock reads config.inductor_choices_class when a thread first needs its handler."""
+def test_the_choices_handler_is_restored() -> None:
+    """Inductor reads config.inductor_choices_class when a thread first needs its handler."""
     seen: list[Any] = []
 
     class Custom(InductorChoices):
@@ -250,7 +250,7 @@ def test_choices_handler_leaves_no_trace() -> None:
 
 
 class CustomChoices(InductorChoices):
-    """A user's own handler, with state."""
+    """A user's handler, with state."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -274,7 +274,7 @@ def test_a_users_choices_handler_is_extended() -> None:
 
 
 class _Contributor:
-    """What a user registers by `register_inductor_choices` (torch 2.15)."""
+    """A contributor that a user registers with `register_inductor_choices` (torch 2.15)."""
 
     calls: list[str]
 
@@ -287,7 +287,7 @@ class _Contributor:
 
 
 class _Composed(InductorChoices):
-    """As torch 2.15 composes a handler: attribute look-ups go to the contributors first."""
+    """A composed handler of torch 2.15: attributes are looked up in the contributors first."""
 
     def __init__(self, contributors: list[Any]) -> None:
         object.__getattribute__(self, "__dict__")["contributors"] = contributors
@@ -314,7 +314,7 @@ def test_a_fresh_thread_uses_the_handler_that_inductor_would(
     def create(users_class: Any) -> Any:
         return users_class() if users_class is not None else _Composed([contributor])
 
-    # Registered choices come with torch 2.15; earlier releases know the config key alone.
+    # torch 2.15 has registered choices; earlier releases have only the config key.
     monkeypatch.setattr("torch._inductor.choices.create_inductor_choices", create, raising=False)
     lowerings.unregister_lowering(ATEN_SINH)
     lowerings.register_lowering(ATEN_SINH)(sinh)
@@ -350,7 +350,7 @@ def test_a_composed_handler_survives_pickling() -> None:
 
 
 def test_a_scope_inside_a_scope_has_its_own_settings() -> None:
-    """As when a pass of the user's compiles something with other options."""
+    """A user's pass may compile with other options."""
     outer, inner = config.snapshot(), config.snapshot({"fallback_to_eager": False})
     with virtualized.V.set_choices_handler(CustomChoices()), scope.compile_scope(outer):
         with scope.compile_scope(inner):
@@ -367,7 +367,7 @@ def test_choices_handler_survives_pickling() -> None:
     assert (restored.calls, restored.settings) == (["a"], settings)
 
 
-def test_lowering_table_is_untouched_for_what_we_do_not_lower() -> None:
+def test_other_operators_keep_their_lowerings() -> None:
     before = dict(inductor_lowering.lowerings)
     run("inductor_ext")
     changed = {op for op, value in inductor_lowering.lowerings.items() if before.get(op) != value}
@@ -407,7 +407,7 @@ def test_a_lowering_without_source_is_never_reused() -> None:
     assert len(keys) == 2
 
 
-def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
+def test_cache_keys_are_marked_inside_compiles_only() -> None:
     compile_fx.install_hooks(activate.requested)
     with scope.compile_scope(config.snapshot()):
         inside = vars(FxGraphHashDetails(None, [], {}, []))
@@ -418,7 +418,7 @@ def test_our_cache_keys_are_marked_inside_a_compile_only() -> None:
     assert tag == torch.compiler.config.cache_key_tag
 
 
-def test_patched_config_holds_for_the_backward_too() -> None:
+def test_patched_config_applies_to_the_backward() -> None:
     x = torch.randn(5, requires_grad=True)
     with events.capture(CompileRecord) as records, uncached():
         with config.patch(fallback_to_eager=False):
@@ -427,7 +427,7 @@ def test_patched_config_holds_for_the_backward_too() -> None:
     assert [record.settings for record in records] == [{"fallback_to_eager": False}] * 2
 
 
-def test_bad_overrides_are_refused_before_anything_happens() -> None:
+def test_invalid_overrides_are_refused_at_once() -> None:
     unknown = pytest.raises(exc.UnknownOptionError, match="'fallback_to_eager'")
     with unknown, inductor_ext.activate(fallback_to_eagre=True):
         raise AssertionError("the block must not run")
@@ -484,7 +484,7 @@ def test_environment_is_left_alone() -> None:
     before = dict(os.environ)
     run("inductor_ext")
     changed = {name for name in os.environ if os.environ[name] != before.get(name)}
-    # Inductor itself sets these when it compiles for the first time.
+    # Inductor sets these at its first compile.
     assert changed <= {
         "TORCHINDUCTOR_CACHE_DIR",
         "TRITON_CACHE_DIR",

@@ -59,7 +59,7 @@ def compile_and_train(path: pathlib.Path) -> None:
 
 
 def processes(path: pathlib.Path) -> set[int]:
-    """Where our lowering ran; it must have seen the settings of the compile."""
+    """The processes in which the lowering ran, with the settings of the compile."""
     lines = [line.split(" ", 1) for line in path.read_text().splitlines()]
     assert {settings for _, settings in lines} == {"{'fallback_to_eager': False}"}
     return {int(pid) for pid, _ in lines}
@@ -73,7 +73,7 @@ def test_compiles_here(mode: str, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("mode", ["SUBPROCESS"], indirect=True)
 def test_compiles_in_a_subprocess(mode: str, tmp_path: pathlib.Path) -> None:
-    """The extension is at work there, with the settings and the handler of this process."""
+    """The extension lowers there, with the settings and the handler of this process."""
     compile_and_train(tmp_path / "log")
     (process,) = processes(tmp_path / "log")
     assert process != os.getpid()

@@ -33,7 +33,7 @@ class Scenarios:
             environment = {
                 **os.environ,
                 "TORCHINDUCTOR_CACHE_DIR": str(folder),
-                # Skips the probing of the CPU by the C++ compiler, 10 s in a new cache folder.
+                # Skips the check of the CPU by the C++ compiler, 10 s in a new cache folder.
                 "TORCHINDUCTOR_VEC_ISA_OK": "1",
             }
             done = subprocess.run(
@@ -67,7 +67,7 @@ def test_the_disabled_extension_changes_nothing(scenarios: Scenarios) -> None:
     stock = scenarios("stock_alone")["stock"]
     disabled = scenarios("stock_after_ours")["disabled"]
     assert disabled["autograd"] == stock["autograd"]
-    # It hits what stock has left in the cache in that process: the same keys, the same code.
+    # It hits Inductor's cache entries of that process: the same keys, the same code.
     assert disabled["counters"]["autograd_hit"] == 1
     assert disabled["code"] == stock["code"]
 
@@ -114,11 +114,11 @@ def test_importing_changes_nothing_in_torch(scenarios: Scenarios) -> None:
 
 
 def test_every_replacement_is_declared(scenarios: Scenarios) -> None:
-    """What compiles leave in torch's modules and classes is what the hook table says."""
+    """Compiles change torch's modules and classes only as the hook table declares."""
     seen = scenarios("replacements")
     declared = {target for hook in HOOKS if hook.kind == "replaced" for target in hook.targets}
     assert set(seen["replaced"]) <= declared
-    # Each hook is in place, under one of its names.
+    # Every hook is installed, under one of its names.
     version = _compat.torch_version()
     for hook in HOOKS:
         if (

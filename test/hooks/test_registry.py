@@ -1,4 +1,4 @@
-"""The hook registry: the declarations fit the installed torch, and what does not fit is named."""
+"""The hook registry: declarations match the installed torch, and mismatches are named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_hook_fits_the_installed_torch() -> None:
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: hook.name)
 def test_the_source_and_the_import_agree(hook: Hook) -> None:
-    """What the check reads from files is what importing torch gives."""
+    """The check reads from files what importing torch returns."""
     if not registry.is_applicable(hook, _compat.torch_version()):
         pytest.skip("does not concern this torch")
     source = TorchSource(TORCH)
@@ -41,9 +41,9 @@ def test_the_source_and_the_import_agree(hook: Hook) -> None:
     value = _imported(target)
     parameters = definition.parameters()
     if parameters is not None and inspect.isfunction(value):
-        # In place of a class method stands a function once an activation has replaced it.
+        # After an activation, a function replaces a class method.
         names = [name.lstrip("*") for name in parameters if name != "cls"]
-        # What a dispatcher wraps has the signature of what it replaced.
+        # A dispatcher has the signature of the function that it replaces.
         assert names == list(inspect.signature(value).parameters)
 
 
@@ -55,7 +55,7 @@ def _imported(path: str) -> Any:
         except ModuleNotFoundError:
             continue
         for name in parts[length:]:
-            # An attribute of instances is not one of the class.
+            # An attribute of instances is not an attribute of the class.
             value = getattr(value, name, None)
         return value
     raise AssertionError(path)
@@ -69,15 +69,15 @@ def test_names_are_unique_and_owners_exist() -> None:
         assert hook.kind != "replaced" or "hooks" in hook.owner.split("."), hook.name
 
 
-def test_the_page_holds_the_table() -> None:
-    """`python -m inductor_ext.hooks.hook_table docs/switch.md` brings it up to date."""
+def test_the_page_has_the_hook_table() -> None:
+    """`python -m inductor_ext.hooks.hook_table docs/switch.md` updates it."""
     page = (CHECKOUT / "docs" / "switch.md").read_text(encoding="utf-8")
     assert page == hook_table.update_page(page)
 
 
 @pytest.fixture
 def fake_torch(tmp_path: Path) -> Callable[[dict[str, str]], TorchSource]:
-    """The sources of a small torch, by module."""
+    """Sources of a small imitation of torch, by module."""
 
     def write(files: dict[str, str]) -> TorchSource:
         for name, text in {"torch": "", **files}.items():
@@ -180,7 +180,7 @@ HOOK = Hook(
         ("def f(x): ...", "torch.m.A or torch.m.B does not exist"),
     ],
 )
-def test_a_misfit_is_named(
+def test_mismatches_are_named(
     fake_torch: Callable[[dict[str, str]], TorchSource], text: str, why: str
 ) -> None:
     folder = fake_torch({"torch.m": text}).folder
@@ -195,7 +195,7 @@ def test_a_misfit_is_named(
         ("", "2.14", ["2.11.0", "2.12.1"]),
     ],
 )
-def test_releases_that_a_hook_concerns(since: str, until: str, versions: list[str]) -> None:
+def test_hooks_state_their_torch_releases(since: str, until: str, versions: list[str]) -> None:
     hook = Hook("h", "read", (), "hooks.scope", "why", since=since, until=until)
     tried = ["2.11.0", "2.12.1", "2.14.1+cu130"]
     assert [version for version in tried if registry.is_applicable(hook, version)] == versions
@@ -213,7 +213,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def test_a_dispatcher_is_put_in_place_once(target: types.ModuleType) -> None:
+def test_a_dispatcher_is_installed_once(target: types.ModuleType) -> None:
     made = []
 
     def make(stock: Callable[[int], int]) -> Callable[[int], int]:
@@ -232,9 +232,7 @@ def test_a_dispatcher_is_put_in_place_once(target: types.ModuleType) -> None:
     ("function", "why"),
     [(None, "fake_hook_target.f does not exist"), (lambda y: y, "has no parameter x")],
 )
-def test_a_target_that_does_not_fit_is_refused(
-    target: types.ModuleType, function: Any, why: str
-) -> None:
+def test_mismatched_targets_are_refused(target: types.ModuleType, function: Any, why: str) -> None:
     del target.f
     if function is not None:
         target.f = function  # type: ignore[attr-defined]
