@@ -436,7 +436,7 @@ def test_the_command_prints_findings_by_severity(
         "torch 1.0 -> 1.1\n"
         "gone (1)\n"
         "  torch._inductor.ir.ExternKernel: not in 1.1  [ours/module.py:2]\n"
-        "signature or bases changes: none\n"
+        "signature or bases changed: none\n"
     )
     assert printed.endswith(
         "unresolved: the source alone does not tell (1)\n"
