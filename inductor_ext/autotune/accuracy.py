@@ -65,7 +65,7 @@ def bound(problem: GemmProblem, *, reduced: bool = False, dtype: str | None = No
             matmul.
         dtype: the stored dtype, if it is not the problem's.
     """
-    dtype = dtype or (problem.kernel_stores if reduced else problem.stored)
+    dtype = dtype or (problem.kernel_dtype if reduced else problem.stored_dtype)
     if getattr(torch, dtype).is_floating_point:
         stored = _roundoff(dtype)
     elif dtype == "bool":
@@ -81,7 +81,7 @@ def bound(problem: GemmProblem, *, reduced: bool = False, dtype: str | None = No
         # Some kernels round to tf32; others let the hardware truncate.
         read = 2.0**-10
     elif problem.prologue is not None:
-        read = _roundoff(problem.multiplied)
+        read = _roundoff(problem.multiply_dtype)
     return stored + _DEVIATIONS * (math.sqrt(problem.k) * accumulated + read)
 
 
@@ -141,10 +141,10 @@ class Verifier:
         self._all_rows = len(rows) == self._problem.m
         self._rows = torch.tensor(rows, device=inputs[0].device)
         exact = program.reference(inputs, self._rows)
-        filled = rounds(self._problem) and self._problem.stored != "bool"
+        filled = rounds(self._problem) and self._problem.stored_dtype != "bool"
         self._scales = [_scale(tensor, FILLING if filled else 1.0) for tensor in exact]
         # float32 takes half the memory. Its roundoff is far below every bound except for integers.
-        integer = not getattr(torch, self._problem.stored).is_floating_point
+        integer = not getattr(torch, self._problem.stored_dtype).is_floating_point
         self._exact = exact if integer else tuple(tensor.to(torch.float32) for tensor in exact)
         reduced = self._problem.epilogue.reductions * len(self._problem.parts or (1,))
         if self._problem.epilogue.gated:
@@ -232,7 +232,7 @@ class Verifier:
         buffers = []
         for exact in self._exact:
             elements = exact.numel() // len(self._rows) * self._problem.m
-            size = size_of(elements, self._problem.stored)
+            size = size_of(elements, self._problem.stored_dtype)
             # NaN in every float format, and -1 in integers.
             buffers.append(torch.full((size,), 0xFF, dtype=torch.uint8, device=exact.device))
 

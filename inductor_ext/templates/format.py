@@ -39,7 +39,9 @@ def problem_words(problem: GemmProblem) -> str:
     sizes = f"{problem.m}x{problem.n}x{problem.k}"
     if problem.batch > 1:
         sizes = f"{problem.batch}x {sizes}"
-    a, b, out = (_dtype(dtype) for dtype in (problem.a.dtype, problem.b.dtype, problem.stored))
+    a, b, out = (
+        _dtype(dtype) for dtype in (problem.a.dtype, problem.b.dtype, problem.stored_dtype)
+    )
     dtypes = a if a == b else f"{a}*{b}"
     if out != a:
         dtypes = f"{dtypes}->{out}"

@@ -260,7 +260,7 @@ class GemmProblem:
         return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
 
     @functools.cached_property
-    def stored(self) -> str:
+    def stored_dtype(self) -> str:
         """The dtype that the epilogue stores."""
         return self.epilogue.out or self.out
 
@@ -271,12 +271,12 @@ class GemmProblem:
         The row amax is known only when the whole row has been computed, so a second kernel
         quantizes; it reads what the GEMM kernel stored as `out`.
         """
-        return self.epilogue.reductions > 0 and self.stored in QUANTIZED
+        return self.epilogue.reductions > 0 and self.stored_dtype in QUANTIZED
 
     @functools.cached_property
-    def kernel_stores(self) -> str:
+    def kernel_dtype(self) -> str:
         """The dtype that the GEMM kernel itself stores."""
-        return self.out if self.quantized else self.stored
+        return self.out if self.quantized else self.stored_dtype
 
     @functools.cached_property
     def columns(self) -> int:
@@ -312,16 +312,16 @@ class GemmProblem:
     @functools.cached_property
     def arithmetic(self) -> Literal["half", "tf32", "fp8", "int8", "fma"]:
         """The arithmetic of the multiplication: a rate of `Device.throughput`."""
-        if self.multiplied in HALF:
+        if self.multiply_dtype in HALF:
             return "half"
-        if self.multiplied in FP8:
+        if self.multiply_dtype in FP8:
             return "fp8"
-        if self.multiplied in ("int8", "uint8"):
+        if self.multiply_dtype in ("int8", "uint8"):
             return "int8"
-        return "tf32" if self.multiplied == "float32" and self.tf32 else "fma"
+        return "tf32" if self.multiply_dtype == "float32" and self.tf32 else "fma"
 
     @property
-    def multiplied(self) -> str:
+    def multiply_dtype(self) -> str:
         """The dtype in which a is multiplied: a's own, or b's with a LayerNorm, whose input is
         float32 under autocast.
         """
@@ -370,7 +370,7 @@ class GemmProblem:
     @functools.cached_property
     def bytes_written(self) -> int:
         """Minimum bytes that any kernel must write."""
-        output_bytes = size_of(self.m * self.columns, self.stored)
+        output_bytes = size_of(self.m * self.columns, self.stored_dtype)
         return self.outputs * (output_bytes + size_of(self.epilogue.reductions * self.m, "float32"))
 
     @property
@@ -400,14 +400,14 @@ class GemmProblem:
         )
 
     @functools.cached_property
-    def realigned(self) -> GemmProblem:
+    def with_aligned_operands(self) -> GemmProblem:
         """The problem with operands copied where they are not aligned for the widest loads and
         TMA.
         """
         return dataclasses.replace(
             self,
-            a=self.a.realigned(self.m, self.k, self.batch),
-            b=self.b.realigned(self.k, self.n, self.batch),
+            a=self.a.align(self.m, self.k, self.batch),
+            b=self.b.align(self.k, self.n, self.batch),
         )
 
     @functools.cached_property

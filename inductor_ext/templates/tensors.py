@@ -179,7 +179,7 @@ class Operand:
         """Alignment in bytes, which limits the width of vectorized loads."""
         return self.alignment * DTYPE_BITS[self.dtype] / 8
 
-    def realigned(self, rows: int, columns: int, batch: int) -> Operand:
+    def align(self, rows: int, columns: int, batch: int) -> Operand:
         """Return the layout of a copy padded so that every row (or column, depending on the layout)
         is 16-byte aligned; self if already aligned.
 

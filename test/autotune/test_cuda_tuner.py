@@ -95,7 +95,7 @@ def tune(
 
 @pytest.mark.parametrize("problem", OUTPUTS, ids=problem_words)
 def test_the_fallback_counts_as_correct(problem: GemmProblem) -> None:
-    if problem.stored.startswith("float8") and torch.cuda.get_device_capability() < (8, 9):
+    if problem.stored_dtype.startswith("float8") and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no fp8")
     bench = inductor_benchmark.cuda_bench(0)
     program = reference.program(problem)

@@ -57,16 +57,16 @@ def test_rows_or_columns_begin_at_multiples_of_16_bytes(
     lain = Operand.of(
         "float16", shape, strides, batch=batch, batch_stride=33 * 37 * (batch > 1), offset=1
     )
-    lies = lain.realigned(*shape, batch)
+    lies = lain.align(*shape, batch)
     assert (lain.alignment, lies.alignment) == (1, 8)
     assert lies.strides == expected
     assert lies.batch_stride == (33 * 40 if batch > 1 else 0)
-    assert lies.realigned(*shape, batch) is lies
+    assert lies.align(*shape, batch) is lies
 
 
 def test_one_matrix_for_a_whole_batch_is_copied_once() -> None:
     shared = Operand("float16", (37, 1), 1, 0)
-    assert shared.realigned(33, 37, 8).batch_stride == 0
+    assert shared.align(33, 37, 8).batch_stride == 0
 
 
 @pytest.mark.parametrize(

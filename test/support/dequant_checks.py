@@ -99,7 +99,7 @@ def kernel(found: Fusion) -> Callable[..., Any]:
             products = [product + bias for product, bias in zip(products, biases, strict=True)]
         if problem.epilogue.gated:
             products = [ACTIVATIONS[constants.activation or ""](products[0]) * products[1]]
-        results = tuple(product.to(getattr(torch, problem.stored)) for product in products)
+        results = tuple(product.to(getattr(torch, problem.stored_dtype)) for product in products)
         return results if len(results) > 1 else results[0]
 
     return run

@@ -67,7 +67,7 @@ def reference(fusion: Fusion) -> Callable[..., Any]:
             gate, up = products
             gated = activations[fusion.constants.activation or ""](gate) * up
             # Graphs of float32 are also run in float64.
-            return gated if gated.dtype is F64 else gated.to(getattr(torch, problem.stored))
+            return gated if gated.dtype is F64 else gated.to(getattr(torch, problem.stored_dtype))
         return products[0] if len(products) == 1 else tuple(products)
 
     return kernel

@@ -195,7 +195,7 @@ class TestProblem:
         problem = GemmProblem.contiguous("mm", 10, 20, 64, epilogue=epilogue)
         assert problem.fused_bytes == 4 * 20 + 4 * 10 + 2 * 10 * 20 + 4
         assert problem.bytes_written == 10 * 20 + 4 * 10
-        assert problem.stored == "float8_e4m3fn"
+        assert problem.stored_dtype == "float8_e4m3fn"
 
     def test_one_of_two_parts_gates_the_other(self) -> None:
         both = GemmProblem.contiguous("mm", 16, 2048, 64, parts=(1024, 1024))

@@ -31,7 +31,7 @@ def precision(problem: GemmProblem) -> Iterator[None]:
 
     For float32 this is tf32 or not; for half precision the flags of `GemmProblem.math_flags`.
     """
-    with numerics.with_matmul_flags(problem.math_flags, problem.multiplied), _tf32(problem):
+    with numerics.with_matmul_flags(problem.math_flags, problem.multiply_dtype), _tf32(problem):
         yield
 
 
@@ -104,9 +104,8 @@ class PlainOperators:
 
     def __init__(self, problem: GemmProblem) -> None:
         self.problem = problem
-        self.a_dtype = torch_dtype(problem.multiplied)
+        self.a_dtype = torch_dtype(problem.multiply_dtype)
         self.out = torch_dtype(problem.out)
-        self.stored = torch_dtype(problem.stored)
 
     def wide(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(torch.float32)

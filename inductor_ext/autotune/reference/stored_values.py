@@ -11,14 +11,14 @@ from inductor_ext.templates.tensors import EpilogueInput
 
 def rounds(problem: GemmProblem) -> bool:
     """Whether values are converted to integers or bools only when they are stored."""
-    discrete = not torch_dtype(problem.stored).is_floating_point
+    discrete = not torch_dtype(problem.stored_dtype).is_floating_point
     return discrete and not problem.quantized and not stays_integer(problem)
 
 
 def stays_integer(problem: GemmProblem) -> bool:
     """Whether integer accumulators are stored without conversion, possibly with integers added."""
     integers = all(map(is_integer, problem.epilogue.inputs))
-    return problem.operation == "int_mm" and problem.stored == problem.out and integers
+    return problem.operation == "int_mm" and problem.stored_dtype == problem.out and integers
 
 
 def is_integer(input_: EpilogueInput) -> bool:
@@ -57,7 +57,7 @@ FILLING = 32.0
 
 def convert_stored(problem: GemmProblem, value: torch.Tensor, ops: Operators) -> torch.Tensor:
     """Convert a result to the dtype that the matmul kernel stores."""
-    dtype = torch_dtype(problem.kernel_stores)
+    dtype = torch_dtype(problem.kernel_dtype)
     if not rounds(problem):
         return ops.narrow(value, dtype)
     if dtype is torch.bool:
@@ -71,7 +71,7 @@ def quantize_rows(
     problem: GemmProblem, value: torch.Tensor, maxima: torch.Tensor, ops: Operators
 ) -> torch.Tensor:
     """Scale rows by their row amax to the full 8-bit range."""
-    dtype = torch_dtype(problem.stored)
+    dtype = torch_dtype(problem.stored_dtype)
     most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
     scales = maxima.clamp(min=1e-12) / most
     scaled = (ops.wide(value) / scales.unsqueeze(-1)).clamp(-most, most)

@@ -139,7 +139,7 @@ def evaluate_tree(
         first = first + operand if added else first * operand
     remaining = problem.epilogue.pointwise - tree.operations + _scales_after_matmul(problem)
     first = apply_pointwise(first, remaining - len(rest))
-    return ops.narrow(first, torch_dtype(problem.stored)), *others
+    return ops.narrow(first, torch_dtype(problem.stored_dtype)), *others
 
 
 def _adds_bias(problem: GemmProblem, tree: Tree, operator_part: OperatorPart) -> bool:

@@ -61,7 +61,7 @@ def alignments(problem: GemmProblem, swap: bool) -> tuple[int, int, int]:
     a = _whole(problem.a, problem.m, problem.k)
     b = _whole(problem.b, problem.k, problem.n)
     # The output is allocated for this kernel: contiguous, with storage offset 0.
-    d = aligned(problem.stored, problem.columns)
+    d = aligned(problem.stored_dtype, problem.columns)
     return (b, a, d) if swap else (a, b, d)
 
 
@@ -117,7 +117,7 @@ def _check_dtypes(problem: GemmProblem, config: CutlassConfig, device: Device) -
     """Check that the dtypes are the problem's and that the device has tensor cores for them."""
     if (config.a, config.b) != config.operand_dtypes(problem):
         return f"the kernel multiplies {config.a} and {config.b}"
-    if (config.d, config.accumulator) != (problem.stored, problem.accumulator):
+    if (config.d, config.accumulator) != (problem.stored_dtype, problem.accumulator):
         return f"the kernel accumulates in {config.accumulator} and stores {config.d}"
     if problem.operation == "mixed":
         narrow, wide = problem.b.dtype, problem.a.dtype

@@ -87,7 +87,7 @@ def _propose(problem: GemmProblem, device: Device, level: int) -> Iterator[Cutla
 
 
 def _stores_by_tma(problem: GemmProblem) -> bool:
-    return alignments(problem, False)[2] * DTYPE_BITS[problem.stored] == 128
+    return alignments(problem, False)[2] * DTYPE_BITS[problem.stored_dtype] == 128
 
 
 def _make_base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
@@ -96,7 +96,7 @@ def _make_base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
     dtypes = (problem.a.dtype, problem.b.dtype)
     a, b = reversed(dtypes) if swap else dtypes
     matrices = [inp.dtype for inp in problem.epilogue.inputs if inp.broadcast == "matrix"]
-    if operand_layouts is None or not {a, b, problem.stored, *matrices[:1]} <= _DTYPES:
+    if operand_layouts is None or not {a, b, problem.stored_dtype, *matrices[:1]} <= _DTYPES:
         return None
     return CutlassConfig(
         90,
@@ -104,7 +104,7 @@ def _make_base(problem: GemmProblem, swap: bool) -> CutlassConfig | None:
         (64, 64, 64),
         a,
         b,
-        problem.stored,
+        problem.stored_dtype,
         matrices[0] if matrices else "void",
         problem.accumulator,
         operand_layouts,

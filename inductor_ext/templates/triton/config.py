@@ -76,7 +76,7 @@ class GemmConfig:
         default=None, metadata={KEY: "realign", OPTIONAL: True}
     )
     """`copy`: kernels before this one copy operands whose rows, or columns, are not all 16-byte
-    aligned to an aligned layout (`GemmProblem.realigned`)."""
+    aligned to an aligned layout (`GemmProblem.with_aligned_operands`)."""
 
     def __post_init__(self) -> None:
         require(
@@ -117,7 +117,7 @@ class GemmConfig:
         """Return problem and configuration of the GEMM kernel, which reads aligned copies."""
         if self.align_operands is None:
             return problem, self
-        return problem.realigned, dataclasses.replace(self, align_operands=None)
+        return problem.with_aligned_operands, dataclasses.replace(self, align_operands=None)
 
     @property
     def mma_m(self) -> int:
@@ -260,7 +260,7 @@ class GemmConfig:
         """
         columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
         sums = self.split_k > 1 or self.stream_k
-        dtype = problem.accumulator if sums else problem.kernel_stores
+        dtype = problem.accumulator if sums else problem.kernel_dtype
         extra = size_of(self.block_m * columns, dtype)
         if DTYPE_BITS[dtype] <= 16:
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
@@ -268,7 +268,7 @@ class GemmConfig:
             extra = max(0, extra - self.num_stages * self.stage_bytes(problem))
         if self.tma_store:
             # The store may still be in flight while the next tile is multiplied.
-            tile = size_of(self.block_m * columns, problem.kernel_stores)
+            tile = size_of(self.block_m * columns, problem.kernel_dtype)
             extra = extra + tile if sums or problem.epilogue.inputs else tile
         return extra
 
@@ -283,13 +283,13 @@ class GemmConfig:
         if problem.dequant is not None and not self.swap_ab and warpgroups:
             extra += size_of(self.block_n * self.block_k, problem.a.dtype)
         if norm is not None and self.swap_ab:
-            extra += size_of(self.block_m * self.block_k, problem.multiplied)
+            extra += size_of(self.block_m * self.block_k, problem.multiply_dtype)
         if norm is not None and norm.kind == "layer":
             extra += self.num_stages * norm.vectors * size_of(self.block_k, norm.dtype)
             # An upper bound: 32 elements along K are one slice, and with 128 there was no copy.
             sliced = warpgroups and not self.swap_ab and self.block_k >= 64
             if sliced and _compat.triton_copies_register_operand():
-                extra += size_of(self.block_m * self.block_k, problem.multiplied)
+                extra += size_of(self.block_m * self.block_k, problem.multiply_dtype)
         return extra
 
     def chunks(self, problem: GemmProblem) -> int:

@@ -95,7 +95,9 @@ def _check_dtype(problem: GemmProblem, config: GemmConfig, device: Device) -> st
     elif problem.operation == "grouped":
         ok = (a == b and (a in HALF or a == "float32")) or (a in FP8 and b in FP8)
     else:
-        ok = (a == b or (a == "float32" and problem.multiplied == b)) and b in HALF | {"float32"}
+        ok = (a == b or (a == "float32" and problem.multiply_dtype == b)) and b in HALF | {
+            "float32"
+        }
     if not ok:
         return f"{problem.operation} of {a} and {b} is not supported"
     arithmetic = problem.arithmetic
@@ -288,8 +290,8 @@ def _check_tma_store(problem: GemmProblem, config: GemmConfig, device: Device) -
         return None
     if not TEMPLATES[config.template].tma_store:
         return f"{config.template} does not store by TMA"
-    if problem.columns * DTYPE_BITS[problem.kernel_stores] % 128:
-        return f"rows of {problem.columns} {problem.kernel_stores} are not a multiple of 16 bytes"
+    if problem.columns * DTYPE_BITS[problem.kernel_dtype] % 128:
+        return f"rows of {problem.columns} {problem.kernel_dtype} are not a multiple of 16 bytes"
     if problem.parts and not problem.epilogue.gated:
         return "a tile of one fused weight would overlap the columns of the next one"
     if config.swap_ab:
@@ -433,7 +435,7 @@ def _check_align_operands(problem: GemmProblem, config: GemmConfig, device: Devi
         return f"operands of {problem.operation} are not copied"
     if problem.prologue is not None or problem.parts:
         return "operands of a matmul with several weights or a prologue are not copied"
-    if problem.realigned == problem:
+    if problem.with_aligned_operands == problem:
         return "both operands are aligned"
     return None
 

@@ -157,7 +157,7 @@ class Case:
         self.has_both_mma = device.capability[0] in (9, 10)
         self.a_bits = DTYPE_BITS[problem.a.dtype]
         self.b_bits = DTYPE_BITS[problem.b.dtype]
-        self.out_bits = DTYPE_BITS[problem.kernel_stores]
+        self.out_bits = DTYPE_BITS[problem.kernel_dtype]
         a, b = problem.a, problem.b
         self.a_waste = _waste(a)
         self.b_waste = _waste(b)
@@ -176,7 +176,7 @@ class Case:
         self.rest_bytes = problem.fused_bytes + problem.bytes_written
         if problem.quantized:
             elements = problem.m * problem.columns
-            self.rest_bytes += elements * (self.out_bits - DTYPE_BITS[problem.stored]) // 8
+            self.rest_bytes += elements * (self.out_bits - DTYPE_BITS[problem.stored_dtype]) // 8
         # Two operations per reduction: abs and max.
         self.pointwise = problem.epilogue.pointwise + 2 * problem.epilogue.reductions
         norm = problem.norm and problem.norm.kind
@@ -490,7 +490,10 @@ def _row_amax_time(case: Case, config: GemmConfig, c: Constants) -> float:
     total = c.gap + maxima / (c.reduction_rate * device.sms) * 1e6
     if problem.quantized:
         elements = problem.m * problem.columns
-        read_bytes, write_bytes = elements * case.out_bits / 8, size_of(elements, problem.stored)
+        read_bytes, write_bytes = (
+            elements * case.out_bits / 8,
+            size_of(elements, problem.stored_dtype),
+        )
         spill_bytes = max(0.0, read_bytes - c.l2_share * device.l2)
         total += c.gap + (read_bytes / (c.l2_rate * device.sms)) * 1e6
         total += (spill_bytes + write_bytes) / device.bandwidth * 1e6

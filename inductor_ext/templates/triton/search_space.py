@@ -36,8 +36,8 @@ def candidates(problem: GemmProblem, device: Device) -> Iterator[GemmConfig]:
     """
     yield from _of_all_templates(problem, device)
     # For a small M copying b takes longer than the matmul.
-    if problem.rows > _SKINNY_ROWS and problem.realigned != problem:
-        for config in _of_all_templates(problem.realigned, device):
+    if problem.rows > _SKINNY_ROWS and problem.with_aligned_operands != problem:
+        for config in _of_all_templates(problem.with_aligned_operands, device):
             copy_config = dataclasses.replace(config, align_operands="copy")
             if legal(problem, copy_config, device):
                 yield copy_config

@@ -81,9 +81,9 @@ def test_a_gate_in_float32_is_cast_by_the_kernel() -> None:
         return F.silu(F.linear(x, gate).float()) * F.linear(x, up).float()
 
     found = check(lambda *args: function(*args).to(torch.bfloat16), X, W, W)
-    assert found.problem.stored == "bfloat16"
+    assert found.problem.stored_dtype == "bfloat16"
     found = check(function, X, W, W)
-    assert (found.problem.out, found.problem.stored) == ("bfloat16", "float32")
+    assert (found.problem.out, found.problem.stored_dtype) == ("bfloat16", "float32")
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -126,7 +126,7 @@ def test_a_layer_norm_of_float32_under_autocast() -> None:
     problem = found.problem
     assert problem.prologue == Prologue(RowNorm("layer", 2, "float32"))
     assert (problem.a.dtype, problem.b.dtype, problem.out) == ("float32", "bfloat16", "bfloat16")
-    assert (problem.multiplied, problem.arithmetic) == ("bfloat16", "half")
+    assert (problem.multiply_dtype, problem.arithmetic) == ("bfloat16", "half")
 
 
 def test_a_layer_norm_before_parts_with_biases() -> None:

@@ -92,7 +92,7 @@ def test_a_gate_scaled_to_float8(scaled: Any, x: Tensor) -> None:
     (found,) = find(lambda *args: scaled(gate(*args)), x, W, W)
     assert found.problem.epilogue == Epilogue(gated=True, reductions=1, out="float8_e4m3fn")
     assert found.problem.quantized
-    assert (found.problem.kernel_stores, found.problem.stored) == ("bfloat16", "float8_e4m3fn")
+    assert (found.problem.kernel_dtype, found.problem.stored_dtype) == ("bfloat16", "float8_e4m3fn")
     assert found.constants.absolute
     assert found.scaling[-1].meta["val"].dtype == FP8
     assert found.matmul is None

@@ -256,5 +256,5 @@ def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
 
 def test_what_is_left_of_an_epilogue_is_done_behind_the_kernel() -> None:
     whole = dataclasses.replace(TOLD, epilogue=dataclasses.replace(TOLD.epilogue, out="float16"))
-    assert (whole.stored, kernels.of_kernel(whole).stored) == ("float16", "float32")
+    assert (whole.stored_dtype, kernels.of_kernel(whole).stored_dtype) == ("float16", "float32")
     assert Operand.of("float32", (24, 64), (64, 1)) == kernels.of_kernel(whole).a

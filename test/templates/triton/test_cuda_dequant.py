@@ -48,7 +48,7 @@ def check(problem: GemmProblem, template: str, count: int = 3) -> None:
         assert taken == [config]
         for result, exact in zip(results, expected, strict=True):
             difference = torch.linalg.vector_norm(result.double() - exact)
-            limit = ERROR.get(problem.stored, 1e-6) * torch.linalg.vector_norm(exact)
+            limit = ERROR.get(problem.stored_dtype, 1e-6) * torch.linalg.vector_norm(exact)
             assert difference <= limit, config
 
 
