@@ -11,6 +11,7 @@ import argparse
 import json
 
 from inductor_ext import settings
+from inductor_ext.report.text import format_count
 from inductor_ext.storage.artifact_store import ArtifactStore, Usage
 from inductor_ext.storage.paths import artifact_folder
 
@@ -59,8 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _format_usage(usage: Usage) -> str:
-    noun = "artifact" if usage.entries == 1 else "artifacts"
-    return f"{usage.entries} {noun}, {_format_mib(usage.bytes)}"
+    return f"{format_count(usage.entries, 'artifact')}, {_format_mib(usage.bytes)}"
 
 
 def _format_mib(size: int) -> str:

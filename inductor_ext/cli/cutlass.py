@@ -25,6 +25,7 @@ from typing import Any
 
 from inductor_ext import exc, settings
 from inductor_ext.cli.argument_types import parse_positive
+from inductor_ext.report.text import format_count
 from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import build_slots, nvcc_build
@@ -351,12 +352,13 @@ def _build(
 ) -> int:
     there = {source: nvcc_build.is_built(source, store) for source in sources}
     missing = [key for key, built in there.items() if not built]
+    count = format_count(len(missing), "kernel")
     if arguments.dry_run:
         for key, built in there.items():
             print(f"{'built' if built else 'to do'}  {key.name}  ({sources[key]})")
-        print(f"{_format_count(len(missing))} of {len(there)} to be built, into {store.folder}")
+        print(f"{count} of {len(there)} to be built, into {store.folder}")
         return 0
-    print(f"{_format_count(len(missing))} to build, {len(there) - len(missing)} built before")
+    print(f"{count} to build, {len(there) - len(missing)} built before")
     failed = 0
     if missing:
         toolchain = nvcc_build.Toolchain.find()
@@ -387,10 +389,6 @@ def _build(
     return 1 if failed else 0
 
 
-def _format_count(kernels: int) -> str:
-    return f"{kernels} {'kernel' if kernels == 1 else 'kernels'}"
-
-
 def _show(store: ArtifactStore, as_json: bool) -> int:
     rows = []
     for key in store.entry_keys():
@@ -410,7 +408,7 @@ def _show(store: ArtifactStore, as_json: bool) -> int:
             f"nvcc {row['nvcc']}, CUTLASS {row['cutlass']}  {row['name']}"
         )
     used, limit = (size / 2**20 for size in (store.usage().bytes, store.max_bytes))
-    count = _format_count(len(rows))
+    count = format_count(len(rows), "kernel")
     print(f"{count}, {used:,.1f} of at most {limit:,.1f} MiB, folder {store.folder}")
     return 0
 

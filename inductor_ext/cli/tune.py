@@ -18,6 +18,7 @@ from inductor_ext import exc, settings
 from inductor_ext.autotune import results_db as stores
 from inductor_ext.autotune import results_folder
 from inductor_ext.autotune.results import TuningResult, merge_results, read_table, write_table
+from inductor_ext.report.text import align_columns, format_count
 from inductor_ext.storage.paths import tuning_folder
 from inductor_ext.templates.format import config_words, problem_words
 
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "export":
         entries = [entry for _, entry in _select(store, stores.STORED_SOURCES, arguments)]
         count = write_table(arguments.file, entries)
-        print(f"{arguments.file}: {_format_count(count)}")
+        print(f"{arguments.file}: {format_count(count, 'measurement')}")
     elif arguments.action == "import":
         _import(store, arguments.files)
     else:
@@ -97,17 +98,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
     entries = merge_results(entry for file in files for entry in read_table(file))
     counts = store.add(entries)
+    added = counts.total()
     summary = (
-        f"{_format_count(counts.total())}: {counts['new']} new, {counts['updated']} updated, "
+        f"{format_count(added, 'measurement')}: {counts['new']} new, {counts['updated']} updated, "
         f"{counts['ignored']} ignored (the existing result is as new or newer)"
     )
-    missing = len(entries) - counts.total()
-    if missing:
+    if added < len(entries):
+        missing = format_count(len(entries) - added, "measurement")
         raise exc.BadTuningFileError(
             file=store.folder,
             where="",
-            why=f"the folder cannot be written: {_format_count(missing)} were not added. "
-            f"Added: {summary}",
+            why=f"the folder cannot be written: {missing} were not added. Added: {summary}",
             fix="Free disk space or set tuning_cache_dir to another folder, and import again",
         )
     print(summary)
@@ -115,9 +116,7 @@ def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
 
 def _clear(store: stores.TuningDatabase, sources: Iterable[results_folder.Source]) -> None:
     counts = store.clear(sources)
-    removed, left = (
-        f"{counts[name]} {'GEMM' if counts[name] == 1 else 'GEMMs'}" for name in ("removed", "left")
-    )
+    removed, left = (format_count(counts[name], "GEMM") for name in ("removed", "left"))
     summary = f"removed the results of {removed}"
     if counts["left"]:
         raise exc.BadTuningFileError(
@@ -174,7 +173,7 @@ def _show(store: stores.TuningDatabase, arguments: argparse.Namespace) -> None:
         print(title)
         _print_table(groups[title])
         print()
-    print(f"{_format_count(len(results))}, folder {store.folder}")
+    print(f"{format_count(len(results), 'measurement')}, folder {store.folder}")
 
 
 def _format_environment(entry: TuningResult) -> str:
@@ -203,13 +202,8 @@ def _print_table(rows: Iterable[tuple[stores.Source, TuningResult]]) -> None:
                 row["measured"][:10],
             )
         )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            cell.rjust(width) if 2 <= index <= 4 else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        print("  " + "  ".join(cells).rstrip())
+    for line in align_columns(lines, right=(2, 3, 4)):
+        print(f"  {line}")
 
 
 def _make_row(source: stores.Source, entry: TuningResult) -> dict[str, Any]:
@@ -226,7 +220,3 @@ def _make_row(source: stores.Source, entry: TuningResult) -> dict[str, Any]:
         "measured": when.isoformat(),
         "entry": entry.to_json(),
     }
-
-
-def _format_count(entries: int) -> str:
-    return f"{entries} {'measurement' if entries == 1 else 'measurements'}"

@@ -18,6 +18,7 @@ from typing import Any
 from inductor_ext import _compat, events
 from inductor_ext.lowerings import node_info
 from inductor_ext.lowerings.graph.explain_records import operator_names
+from inductor_ext.report.text import align_columns
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.records import ProductRecord
@@ -77,10 +78,11 @@ class GemmReport:
             ("", "times", "GEMM", "kernel", "us", "Inductor us", "roofline us", "of roofline")
         ]
         rows += [_format_row(number, gemm) for number, gemm in enumerate(self.gemms, 1)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines += ["", _align(rows[0], widths)]
-        for gemm, row in zip(self.gemms, rows[1:], strict=True):
-            lines.append(_align(row, widths))
+        # Words are left-aligned, numbers right-aligned.
+        head, *table = align_columns(rows, right=(0, 1, 4, 5, 6, 7))
+        lines += ["", head]
+        for gemm, line in zip(self.gemms, table, strict=True):
+            lines.append(line)
             lines += [f"      {line}" for line in _format_details(gemm, candidates)]
         return "\n".join(lines)
 
@@ -119,15 +121,6 @@ def _format_row(number: int, gemm: Gemm) -> Sequence[str]:
         *cells,
         share,
     )
-
-
-def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
-    # Left-align words; right-align numbers, so that their magnitudes line up.
-    padded = (
-        cell.ljust(width) if index in (2, 3) else cell.rjust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join(padded).rstrip()
 
 
 def _format_details(gemm: Gemm, candidates: bool) -> Iterator[str]:

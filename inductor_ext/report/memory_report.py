@@ -30,6 +30,7 @@ from inductor_ext.memory.planner.peak_report import (
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.report import memory_html, memory_measure
 from inductor_ext.report.memory_measure import Measured
+from inductor_ext.report.text import format_count
 from inductor_ext.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
@@ -148,11 +149,10 @@ def headline(record: MemoryPlanRecord) -> str:
     comparison = ""
     if record.peak_reordered_from is not None:
         comparison = f" ({human_bytes(record.peak_reordered_from)} in Inductor's kernel order)"
-    arenas = len(record.arenas)
     return (
         f"{record.graph} ({record.kind}): peak {human_bytes(record.peak_before)} -> "
         f"{human_bytes(record.peak)}, lower bound {human_bytes(record.lower_bound)}"
-        f"{comparison}, ratio {record.ratio:.3f}, {arenas} arena{'s' if arenas != 1 else ''}, "
+        f"{comparison}, ratio {record.ratio:.3f}, {format_count(len(record.arenas), 'arena')}, "
         f"allocator calls {record.calls_before} -> {record.calls}"
     )
 
@@ -179,8 +179,8 @@ def memory_report(
     from torch.export import ExportedProgram
 
     if isinstance(target, ExportedProgram):
-        inputs = len(target.graph_signature.user_inputs)
-        title = f"an exported program of {inputs} input{'s' if inputs != 1 else ''}"
+        inputs = format_count(len(target.graph_signature.user_inputs), "input")
+        title = f"an exported program of {inputs}"
         return MemoryReport(title, _plan_exported(target, options))
     if options is not None:
         raise exc.NotReportableError(

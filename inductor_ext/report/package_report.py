@@ -19,6 +19,7 @@ from inductor_ext.cpp_wrapper.build import cpu_isa
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.memory.planner.peak_report import human_bytes
+from inductor_ext.report.text import align_columns, format_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ def text(report: Report, top: int = 10) -> str:
     content = report.content
     if content is None:
         return "\n".join([*_format_default(report), *_format_files(report)])
-    size, models = human_bytes(report.bytes), _format_count(len(content.models), "model")
+    size, models = human_bytes(report.bytes), format_count(len(content.models), "model")
     lines = [
         f"{report.path}: {size}, {models}, manifest of format {content.format}",
         f"compiled by  {_format_versions(content)}",
@@ -299,7 +300,7 @@ def _format_memory(memory: Mapping[str, Any]) -> str:
     for key, value in memory.items():
         name = key.replace("_", " ")
         if isinstance(value, list):
-            parts.append(_format_count(len(value), name.removesuffix("s")))
+            parts.append(format_count(len(value), name.removesuffix("s")))
         elif key in ("peak", "lower_bound") and isinstance(value, int):
             parts.append(f"{name} {human_bytes(value)}")
         else:
@@ -322,17 +323,7 @@ def _format_files(report: Report) -> Iterator[str]:
 
 
 def _format_table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    cells = list(rows)
-    columns = max(map(len, cells), default=0)
-    padded = [(*row, *[""] * (columns - len(row))) for row in cells]
-    widths = [max(len(row[column]) for row in padded) for column in range(columns)]
-    for row in padded:
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        yield f"    {line.rstrip()}"
-
-
-def _format_count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return (f"    {line}" for line in align_columns(list(rows)))
 
 
 def _format_value(value: object) -> str:
