@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-_PACKAGE = pathlib.Path(__file__).parent.parent
+PACKAGE = pathlib.Path(__file__).parent.parent
 
 
 _BLOCK = 1 << 20
@@ -25,9 +25,9 @@ def source_key() -> str:
     It is part of every cache key, so that nothing compiled by another version is ever reused.
     """
     digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*")):
+    for path in sorted(PACKAGE.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(path.relative_to(_PACKAGE).as_posix().encode() + b"\0")
+            digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0")
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 

@@ -9,7 +9,6 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from typing import IO, Any
@@ -26,8 +25,6 @@ from inductor_ext.cpp_wrapper.package import write_package as packaging
 from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.hooks import activate
 from inductor_ext.hooks.records import CompileRecord
-from inductor_ext.storage import digest
-from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain import components
 from test.support import aot_util
 
@@ -300,47 +297,6 @@ def test_a_failed_compile_leaves_the_old_package(
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
     assert activate.requested() is None
-
-
-KILLED = """
-import os, signal, sys
-from inductor_ext.storage import digest
-from inductor_ext.storage.atomic import atomic_write
-with atomic_write(sys.argv[1]) as temporary:
-    open(temporary, "w").write("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_killed_process_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "net.pt2"
-    path.write_text("old")
-    done = subprocess.run([sys.executable, "-c", KILLED, str(path)])
-    assert done.returncode == -9
-    assert path.read_text() == "old"
-    with atomic_write(path) as temporary:
-        pathlib.Path(temporary).write_text("new")
-    assert path.read_text() == "new"
-
-
-def test_source_key_follows_the_source(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "inductor_ext"
-    shutil.copytree(digest._PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(digest, "_PACKAGE", copy)
-    key = digest.source_key.__wrapped__
-    keys = [key(), key()]
-    (copy / "__pycache__").mkdir()
-    (copy / "__pycache__" / "x.pyc").write_text("x")
-    keys.append(key())
-    assert set(keys) == {digest.source_key()}
-    with (copy / "exc.py").open("a") as file:
-        file.write("\n")
-    keys.append(key())
-    (copy / "new.py").write_text("")
-    keys.append(key())
-    assert len(set(keys)) == 3
 
 
 @pytest.mark.skipif(
