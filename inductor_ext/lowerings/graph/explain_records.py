@@ -50,8 +50,8 @@ def note_exact_pointwise(nodes: Iterable[torch.fx.Node]) -> None:
     """Note in the records of the matmuls among some nodes that `numerics.has_exact_pointwise`
     prevents an extension kernel from fusing pointwise ops, once.
     """
-    why = "emulate_precision_casts or numerics requires the rounding of each op"
-    text = f"the pointwise ops around it ({why})"
+    why = "emulate_precision_casts or numerics requires that every op rounds"
+    text = f"matmul with pointwise ops ({why})"
     _note((node for node in nodes if text not in node_info.get(node).rejected), text)
 
 

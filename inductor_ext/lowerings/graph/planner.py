@@ -354,7 +354,7 @@ class Planner:
     def _rejection_reason(self, site: Site, decision: Decision) -> str:
         """Return why a fusion with a decision is not applied."""
         if decision.config is not None and not self._beats_unfused(site):
-            return "fusing one of the GEMMs alone saves more"
+            return "a kernel for one of its GEMMs alone saves more"
         return explain_records.decision_reason(decision)
 
     def _find_unfused_alternative(self, site: Site) -> Site | None:
