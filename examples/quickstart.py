@@ -1,14 +1,14 @@
-"""A real sentence-embedding model under eager mode, stock Inductor and inductor_ext.
+"""A real sentence-embedding model in eager mode, with Inductor (default) and with inductor_ext.
 
 The model embeds the page of sentences beside this file: compiled by `torch.compile`, and compiled
-ahead of time into a package that runs without the model's code. The embeddings of every way are
-compared with eager's, and one table shows what each way costs.
+ahead of time into a package that runs without the model's code. The embeddings of every variant
+are compared with those of eager mode, and a table shows what every variant costs.
 
     python examples/quickstart.py [--json-out DIR] [--rounds N] [--text FILE]
 
-Every way is compiled in a process of its own, with an empty cache, and then run in another one.
-These processes stay, so that calls can be timed in turn. The exit code is 0 when all embeddings
-agree, 1 when some do not, and 2 when something is missing.
+Every variant is compiled in a process of its own, with an empty cache, and then run in another one.
+These processes keep running, so that calls can be timed in alternation. The exit code is 0 if all
+embeddings agree, 1 if some do not, and 2 if something is missing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Contender:
+class Variant:
     """One way to run the model."""
 
     case: Literal["torch.compile", "AOT package"]
@@ -112,53 +112,53 @@ class Contender:
         return self.folder / "encoder.pt2"
 
 
-def line_up(folder: Path) -> list[Contender]:
-    """All contenders, eager first, each with a folder of its own below `folder`."""
+def line_up(folder: Path) -> list[Variant]:
+    """Return all variants, eager first, with a subfolder of `folder` for every variant."""
     return [
-        Contender("torch.compile", "eager", folder / "eager"),
-        Contender("torch.compile", "stock", folder / "jit-stock"),
-        Contender("torch.compile", "ours", folder / "jit-ours"),
-        Contender("AOT package", "stock", folder / "aot-stock"),
-        Contender("AOT package", "ours", folder / "aot-ours"),
+        Variant("torch.compile", "eager", folder / "eager"),
+        Variant("torch.compile", "stock", folder / "jit-stock"),
+        Variant("torch.compile", "ours", folder / "jit-ours"),
+        Variant("AOT package", "stock", folder / "aot-stock"),
+        Variant("AOT package", "ours", folder / "aot-ours"),
     ]
 
 
-def compile_encoder(contender: Contender) -> Callable[..., torch.Tensor]:
+def compile_encoder(variant: Variant) -> Callable[..., torch.Tensor]:
     """The encoder for the first case: as it is, or with a backend of `torch.compile`."""
     encoder = load_encoder()
-    if contender.compiler == "eager":
+    if variant.compiler == "eager":
         return encoder
-    backend = "inductor_ext" if contender.compiler == "ours" else "inductor"
+    backend = "inductor_ext" if variant.compiler == "ours" else "inductor"
     compiled: Callable[..., torch.Tensor] = torch.compile(encoder, backend=backend)
     return compiled
 
 
-def package_encoder(contender: Contender, program: torch.export.ExportedProgram) -> None:
+def package_encoder(variant: Variant, program: torch.export.ExportedProgram) -> None:
     """The second case: write the encoder's package."""
     compile_and_package = (
         inductor_ext.aoti_compile_and_package
-        if contender.compiler == "ours"
+        if variant.compiler == "ours"
         else torch._inductor.aoti_compile_and_package
     )
-    compile_and_package(program, package_path=str(contender.package))
+    compile_and_package(program, package_path=str(variant.package))
 
 
 @functools.cache
-def embedder(contender: Contender) -> Callable[..., torch.Tensor]:
-    """The contender's way to run the model, made once a process."""
-    if contender.case == "torch.compile":
-        return compile_encoder(contender)
-    # A package of ours loads by stock's loader as well.
-    load = inductor_ext.load if contender.compiler == "ours" else torch._inductor.aoti_load_package
-    package: Callable[..., torch.Tensor] = load(str(contender.package))
+def embedder(variant: Variant) -> Callable[..., torch.Tensor]:
+    """Return the function that runs the model, made once per process."""
+    if variant.case == "torch.compile":
+        return compile_encoder(variant)
+    # Inductor's loader can load packages of the extension as well.
+    load = inductor_ext.load if variant.compiler == "ours" else torch._inductor.aoti_load_package
+    package: Callable[..., torch.Tensor] = load(str(variant.package))
     return package
 
 
-def embed(contender: Contender, tokens: Tokens) -> Embeddings:
+def embed(variant: Variant, tokens: Tokens) -> Embeddings:
     """The embeddings of a batch."""
     arguments = {name: torch.from_numpy(array) for name, array in tokens.items()}
     with torch.inference_mode():
-        embeddings: Embeddings = embedder(contender)(**arguments).numpy()
+        embeddings: Embeddings = embedder(variant)(**arguments).numpy()
     return embeddings
 
 
@@ -173,42 +173,42 @@ class Start(NamedTuple):
     """Bytes that one call holds at the highest, without inputs and weights."""
 
 
-def warm_up(contender: Contender) -> None:
-    """Compile something small, so that the first contender is not alone in reading from the disk.
+def warm_up(variant: Variant) -> None:
+    """Compile something small, so that the first variant does not pay for reading from the disk.
 
     What is read are the compiler, torch's headers and the Python code of Inductor.
     """
     torch.compile(torch.sin, backend="inductor")(torch.ones(64))
 
 
-def build(contender: Contender, page: Tokens) -> float:
+def build(variant: Variant, page: Tokens) -> float:
     """Compile; seconds, which for `torch.compile` include the first call."""
-    if contender.case == "torch.compile":
-        embedder(contender)
+    if variant.case == "torch.compile":
+        embedder(variant)
         begin = time.perf_counter()
-        embed(contender, page)
+        embed(variant, page)
     else:
         program = export_encoder(page)
         begin = time.perf_counter()
-        package_encoder(contender, program)
+        package_encoder(variant, program)
     return time.perf_counter() - begin
 
 
-def start(contender: Contender, page: Tokens) -> Start:
+def start(variant: Variant, page: Tokens) -> Start:
     """Run the model for the first time in this process."""
     before, _ = measure.resident()
     begin = time.perf_counter()
-    embeddings = embed(contender, page)
+    embeddings = embed(variant, page)
     seconds = time.perf_counter() - begin
     _, highest = measure.resident()
-    allocated = measure.peak_allocated(lambda: embed(contender, page))
+    allocated = measure.peak_allocated(lambda: embed(variant, page))
     return Start(embeddings, seconds, highest - before, allocated)
 
 
-def time_call(contender: Contender, page: Tokens) -> float:
+def time_call(variant: Variant, page: Tokens) -> float:
     """Run the model once more; seconds."""
     begin = time.perf_counter()
-    embed(contender, page)
+    embed(variant, page)
     return time.perf_counter() - begin
 
 
@@ -219,17 +219,17 @@ def _enter(cache: Path) -> None:
 
 
 @contextlib.contextmanager
-def process_of(contender: Contender) -> Iterator[Callable[..., Any]]:
-    """Start a process; yields what calls `function(contender, *arguments)` in it and waits."""
-    contender.folder.mkdir(exist_ok=True)
+def process_of(variant: Variant) -> Iterator[Callable[..., Any]]:
+    """Start a process; yield a function that calls `function(variant, *arguments)` in it."""
+    variant.folder.mkdir(exist_ok=True)
     with ProcessPoolExecutor(
         max_workers=1,
         # Not forked: a copy of this process would share its memory and its caches.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_enter,
-        initargs=(contender.cache,),
+        initargs=(variant.cache,),
     ) as pool:
-        yield lambda function, *arguments: pool.submit(function, contender, *arguments).result()
+        yield lambda function, *arguments: pool.submit(function, variant, *arguments).result()
 
 
 class Agreement(NamedTuple):
@@ -246,7 +246,7 @@ class Agreement(NamedTuple):
         return self.cosine >= LOWEST_COSINE and self.error <= LARGEST_ERROR
 
 
-def compare(reference: Embeddings, found: Embeddings) -> Agreement:
+def compare(reference: Embeddings, embeddings: Embeddings) -> Agreement:
     """Compare embeddings in float64.
 
     Raises:
@@ -254,9 +254,9 @@ def compare(reference: Embeddings, found: Embeddings) -> Agreement:
     """
     import numpy as np
 
-    if reference.shape != found.shape:
-        raise ValueError(f"embeddings of shape {found.shape} instead of {reference.shape}")
-    a, b = reference.astype(np.float64), found.astype(np.float64)
+    if reference.shape != embeddings.shape:
+        raise ValueError(f"embeddings of shape {embeddings.shape} instead of {reference.shape}")
+    a, b = reference.astype(np.float64), embeddings.astype(np.float64)
     cosines = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     return Agreement(float(cosines.min()), float(np.abs(a - b).max()))
 
@@ -270,7 +270,7 @@ def closest_pairs(embeddings: Embeddings, count: int) -> list[tuple[float, int, 
 
 @dataclass(frozen=True)
 class Record:
-    """All that was measured of one contender; None where there is nothing to measure."""
+    """The measurements of one variant; None where there is nothing to measure."""
 
     start: Start
     latencies: list[float]
@@ -292,7 +292,7 @@ class Record:
         }
 
 
-def table_rows(records: Mapping[Contender, Record]) -> list[results.Row]:
+def table_rows(records: Mapping[Variant, Record]) -> list[results.Row]:
     """The records in the format of the benchmarks' results; eager stands in both cases."""
     rows: list[results.Row] = []
     for case, label in CASES.items():
@@ -322,75 +322,73 @@ def table_rows(records: Mapping[Contender, Record]) -> list[results.Row]:
 
 
 def measure_all(
-    contenders: Sequence[Contender],
+    variants: Sequence[Variant],
     page: Tokens,
     excerpt: Tokens,
     rounds: int,
     say: Callable[[str], None],
-) -> dict[Contender, Record]:
-    """Compile, start, check and time the contenders.
+) -> dict[Variant, Record]:
+    """Compile, start, check and time the variants.
 
     Args:
-        contenders: eager first.
+        variants: eager first.
         page: the batch that is measured.
         excerpt: a batch of another shape, on which the packages are checked as well.
-        rounds: timed calls of each contender.
+        rounds: timed calls per variant.
         say: prints a line of progress.
     """
-    eager, *compiled = contenders
+    eager, *compiled = variants
     say("warming up the compiler")
     with process_of(eager) as call:
         call(warm_up)
-    built: dict[Contender, float] = {}
-    for contender in compiled:
-        say(f"{contender}: compiling, with an empty cache")
-        with process_of(contender) as call:
-            built[contender] = call(build, page)
-    starts: dict[Contender, Start] = {}
-    agreements: dict[Contender, Agreement] = {}
+    build_seconds: dict[Variant, float] = {}
+    for variant in compiled:
+        say(f"{variant}: compiling, with an empty cache")
+        with process_of(variant) as call:
+            build_seconds[variant] = call(build, page)
+    starts: dict[Variant, Start] = {}
+    agreements: dict[Variant, Agreement] = {}
     with contextlib.ExitStack() as processes:
-        calls = {c: processes.enter_context(process_of(c)) for c in contenders}
+        calls = {c: processes.enter_context(process_of(c)) for c in variants}
         expected: list[Embeddings] = []
-        for contender in contenders:
-            say(f"{contender}: running in a new process")
-            starts[contender] = calls[contender](start, page)
-            found = [starts[contender].embeddings]
-            if contender.case == "AOT package" or contender == eager:
-                found.append(calls[contender](embed, excerpt))
-            if contender == eager:
-                expected = found
+        for variant in variants:
+            say(f"{variant}: running in a new process")
+            starts[variant] = calls[variant](start, page)
+            embeddings = [starts[variant].embeddings]
+            if variant.case == "AOT package" or variant == eager:
+                embeddings.append(calls[variant](embed, excerpt))
+            if variant == eager:
+                expected = embeddings
                 continue
-            checks = list(map(compare, expected, found))
+            checks = list(map(compare, expected, embeddings))
             worst = Agreement(min(c.cosine for c in checks), max(c.error for c in checks))
-            agreements[contender] = worst
+            agreements[variant] = worst
             say(
-                f"{contender}: {'agrees' if worst.holds else 'DISAGREES'} with eager, "
+                f"{variant}: {'agrees' if worst.holds else 'DISAGREES'} with eager, "
                 f"lowest cosine {worst.cosine:.7f}, largest error {worst.error:.1e}"
             )
-        say(f"timing: {rounds} calls of each, in turn")
-        timers = {c: functools.partial(calls[c], time_call, page) for c in contenders}
+        say(f"timing: {rounds} calls per variant, in alternation")
+        timers = {c: functools.partial(calls[c], time_call, page) for c in variants}
         latencies = measure.alternate(timers, rounds)
     return {
-        contender: Record(
-            start=starts[contender],
-            latencies=latencies[contender],
-            build_seconds=built.get(contender),
+        variant: Record(
+            start=starts[variant],
+            latencies=latencies[variant],
+            build_seconds=build_seconds.get(variant),
             package_bytes=(
-                contender.package.stat().st_size if contender.case == "AOT package" else None
+                variant.package.stat().st_size if variant.case == "AOT package" else None
             ),
-            agreement=agreements.get(contender),
+            agreement=agreements.get(variant),
         )
-        for contender in contenders
+        for variant in variants
     }
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--json-out", metavar="DIR", help="folder of the result")
     parser.add_argument(
-        "--json-out", metavar="DIR", help="keep the table as a result in this folder"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=21, metavar="N", help="timed calls of each way"
+        "--rounds", type=int, default=21, metavar="N", help="timed calls per variant"
     )
     parser.add_argument(
         "--text", type=Path, default=SENTENCES, metavar="FILE", help="sentences, one a line"
@@ -442,8 +440,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json_out:
         print(f"Written: {results.write(options.json_out, document)}")
     failed = [c for c, r in records.items() if r.agreement and not r.agreement.holds]
-    for contender in failed:
-        print(f"{contender} disagrees with eager.", file=sys.stderr)
+    for variant in failed:
+        print(f"{variant} disagrees with eager.", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from benchmarks.harness import resumable
 
-__all__ = ["hold_gpu", "run", "run_in_processes"]
+__all__ = ["hold_gpu", "run", "run_in_processes", "start_process", "time_work"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -91,11 +91,11 @@ def run_in_processes(
         gpu_indices.put(process % len(gpus))
     compile_workers = max(1, len(os.sched_getaffinity(0)) // processes - 1)
     arguments = (gpu_indices, gpus, locks, compile_workers, make_function)
-    with ProcessPoolExecutor(processes, context, _start, arguments) as workers:
+    with ProcessPoolExecutor(processes, context, start_process, arguments) as workers:
         while True:
             fits = seconds is None or time.monotonic() - begin + longest <= seconds
             while left and fits and len(running) < processes:
-                running.add(workers.submit(_time_work, left.pop()))
+                running.add(workers.submit(time_work, left.pop()))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -109,7 +109,7 @@ _work: Callable[[Any], Any]
 """The function that this process runs on items."""
 
 
-def _time_work(item: Any) -> tuple[float, Any]:
+def time_work(item: Any) -> tuple[float, Any]:
     begin = time.monotonic()
     result = _work(item)
     return time.monotonic() - begin, result
@@ -124,7 +124,7 @@ def _list_visible_gpus() -> list[str]:
     return names.split(",")[: max(1, count)]
 
 
-def _start(
+def start_process(
     gpu_indices: multiprocessing.SimpleQueue[int],
     gpus: Sequence[str],
     locks: Sequence[AbstractContextManager[Any]],

@@ -292,14 +292,14 @@ def test_measurements_hold_the_gpu_lock(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(gpu_lock, "_work", None, raising=False)
     monkeypatch.setattr(type(benchmarker), "benchmark_gpu", lambda self: held.copy())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    places: queue.SimpleQueue[int] = queue.SimpleQueue()
-    places.put(1)
+    gpu_indices: queue.SimpleQueue[int] = queue.SimpleQueue()
+    gpu_indices.put(1)
     monkeypatch.setattr(inductor_config, "compile_threads", 16)
     locks = [contextlib.nullcontext(), Lock()]
-    gpu_lock._start(places, ["5", "7"], locks, 4, lambda: lambda x: x + 1)  # type: ignore[arg-type]
+    gpu_lock.start_process(gpu_indices, ["5", "7"], locks, 4, lambda: lambda x: x + 1)  # type: ignore[arg-type]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     assert inductor_config.compile_threads == 4
-    _, result = gpu_lock._time_work(2)
+    _, result = gpu_lock.time_work(2)
     assert result == 3
     assert benchmarker.benchmark_gpu() == [1]
     with timing.CudaStopwatch(False):

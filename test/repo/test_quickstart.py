@@ -107,8 +107,8 @@ def test_closest_pairs_come_first() -> None:
     assert (middle, last) == ([1, 3], [0, 3])
 
 
-def record(contender: quickstart.Contender, scale: float) -> quickstart.Record:
-    eager = contender.compiler == "eager"
+def record(variant: quickstart.Variant, scale: float) -> quickstart.Record:
+    eager = variant.compiler == "eager"
     return quickstart.Record(
         start=quickstart.Start(
             embeddings=unit_vectors(2),
@@ -118,14 +118,14 @@ def record(contender: quickstart.Contender, scale: float) -> quickstart.Record:
         ),
         latencies=[scale, 2 * scale, 3 * scale],
         build_seconds=None if eager else 10 * scale,
-        package_bytes=3 * quickstart.MIB if contender.case == "AOT package" else None,
+        package_bytes=3 * quickstart.MIB if variant.case == "AOT package" else None,
         agreement=None if eager else quickstart.Agreement(1.0, 1e-7 * scale),
     )
 
 
 def test_table_of_known_records(tmp_path: Path) -> None:
-    contenders = quickstart.line_up(tmp_path)
-    records = {c: record(c, scale) for c, scale in zip(contenders, [1, 2, 4, 8, 16], strict=True)}
+    variants = quickstart.line_up(tmp_path)
+    records = {c: record(c, scale) for c, scale in zip(variants, [1, 2, 4, 8, 16], strict=True)}
     rows = {(row["case"], row["metric"]): row for row in quickstart.table_rows(records)}
     jit, aot = quickstart.CASES.values()
 
@@ -242,8 +242,8 @@ def test_each_sentence_is_closest_to_its_paraphrase(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     sentences = quickstart.SENTENCES.read_text().splitlines()
     assert len(sentences) == len(set(sentences)) == 32
-    contender = quickstart.Contender("torch.compile", "eager", Path())
-    embeddings = quickstart.embed(contender, sentence_encoder.tokenize(sentences))
+    variant = quickstart.Variant("torch.compile", "eager", Path())
+    embeddings = quickstart.embed(variant, sentence_encoder.tokenize(sentences))
     np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)
     cosines = embeddings @ embeddings.T
     np.fill_diagonal(cosines, -1)
