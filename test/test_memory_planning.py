@@ -100,7 +100,7 @@ class TestDecision:
             {storage.kind for storage in record.storages if storage.arena == index}
             for index in range(len(record.arenas))
         ]
-        assert all(len(found) == 1 for found in kinds) or pool == "combined"
+        assert all(len(results) == 1 for results in kinds) or pool == "combined"
         placed = set().union(*kinds)
         assert placed == (
             {"intermediate"} if pool == "intermediates" else {"intermediate", "output"}
@@ -383,7 +383,7 @@ def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
         code = fake_cuda.lower(chain, square, square).code
     (record,) = records
     assert bool(record.arenas) == (arenas_ == "always")
-    context, indent, found = None, 0, {}
+    context, indent, results = None, 0, {}
     for line in code[code.index("def call(") :].splitlines():
         text = line.strip()
         depth = len(line) - len(line.lstrip())
@@ -394,11 +394,11 @@ def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
         ):
             context, indent = match[1], depth
         elif match := re.match(r"(\w+) = (?:empty_strided\w*|torch.empty\w*)\(", text):
-            found[match[1]] = context
+            results[match[1]] = context
         elif match := re.match(
             r"(\w+) = (?:reinterpret_tensor\((?P<arena>\w+),|(?P<old>\w+); del \w+  # reuse)", text
         ):
-            assert found[match["arena"] or match["old"]] == context, text
-            found[match[1]] = context
-    assert {"0", "1", None} <= set(found.values())
+            assert results[match["arena"] or match["old"]] == context, text
+            results[match[1]] = context
+    assert {"0", "1", None} <= set(results.values())
     assert "# reuse" in code

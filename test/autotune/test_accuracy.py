@@ -37,9 +37,9 @@ class TestVerification:
     def verifier(self, problem: GemmProblem) -> tuple[accuracy.Verifier, list[torch.Tensor]]:
         program = reference.program(problem)
         inputs = program.make_inputs("cpu")
-        found = accuracy.Verifier(program, inputs)
-        assert found.set_stock(program.function(*inputs)) is None
-        return found, inputs
+        result = accuracy.Verifier(program, inputs)
+        assert result.set_stock(program.function(*inputs)) is None
+        return result, inputs
 
     def test_the_bound_grows_with_k_and_with_coarser_dtypes(self) -> None:
         fine, long, coarse = (

@@ -37,10 +37,10 @@ def test_each_worker_has_one_task() -> None:
 def test_daemon_processes_start_no_workers() -> None:
     with (
         inductor_config.patch(compile_threads=6),
-        mock.patch.object(AsyncCompile, "process_pool", side_effect=RuntimeError) as asked,
+        mock.patch.object(AsyncCompile, "process_pool", side_effect=RuntimeError) as process_pool,
     ):
         compile_workers.warm_up((9, 0))
-    assert asked.called
+    assert process_pool.called
 
 
 def test_compiles_in_this_process_start_no_workers() -> None:
@@ -74,6 +74,6 @@ def test_an_empty_kernel_is_compiled_and_forgotten(
 
 
 def test_compile_errors_are_ignored() -> None:
-    with mock.patch("triton.compile", side_effect=RuntimeError("no ptxas")) as asked:
+    with mock.patch("triton.compile", side_effect=RuntimeError("no ptxas")) as compile_kernel:
         compile_workers.compile_nothing(90)
-    assert asked.called
+    assert compile_kernel.called

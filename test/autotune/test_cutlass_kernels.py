@@ -30,6 +30,6 @@ def test_built_kernels_change_the_generation(
     waiting = config.snapshot({"artifact_cache_dir": str(tmp_path)})
     assert cutlass_kernels.generation(waiting) == "all"
     monkeypatch.setattr(cutlass_kernels, "find_missing_tools", lambda: "there is no nvcc")
-    found = {cutlass_kernels.generation(item) for item in (waiting, settings)}
-    assert len(found) == 1
-    assert not found & {"all", empty}
+    results = {cutlass_kernels.generation(item) for item in (waiting, settings)}
+    assert len(results) == 1
+    assert not results & {"all", empty}

@@ -118,15 +118,15 @@ def test_nvcc_gets_the_flags_of_inductors_settings(section: str) -> None:
     assert (plain.flags, fast.flags) == ((), ("--use_fast_math",))
     assert both.flags == ("--use_fast_math", "-lineinfo")
     (config, _), *_ = both.rank(LINEAR, H200)
-    made = source(config, identity("bfloat16"))
-    for half in nvcc_build.nvcc_flags(made, "device"), nvcc_build.nvcc_flags(made, "host"):
+    result = source(config, identity("bfloat16"))
+    for half in nvcc_build.nvcc_flags(result, "device"), nvcc_build.nvcc_flags(result, "host"):
         assert {"--use_fast_math", "-lineinfo"} <= set(half)
     # It is another kernel, which is used with these settings only.
     assert both.allows(config)
     assert not plain.allows(config)
     other = source(plain.rank(LINEAR, H200)[0][0], identity("bfloat16"))
-    assert other.name != made.name
-    assert nvcc_build.key(other) != nvcc_build.key(made)
+    assert other.name != result.name
+    assert nvcc_build.key(other) != nvcc_build.key(result)
     assert len({item.candidate_set for item in (plain, fast, both)}) == 3
 
 

@@ -32,7 +32,7 @@ def test_stored_results_need_their_backend(tmp_path: Path) -> None:
             lowered = fake_cuda.lower(torch.mm, matrix(8, 64), matrix(64, 64), **options)
         return any("tl.dot" in kernel for kernel in lowered.kernels().values())
 
-    with mock.patch.object(tuner, "tune", lambda found, *_, **__: dict.fromkeys(found, decision)):
+    with mock.patch.object(tuner, "tune", lambda result, *_, **__: dict.fromkeys(result, decision)):
         assert ours(max_autotune=True)
     for tunes in (True, False):
         for backends, expected in (("ATEN, triton", True), ("aten", False), ("ATEN,CPP", False)):
@@ -56,7 +56,9 @@ def test_dependent_launches_only_without_host_cost(
 ) -> None:
     tile = dataclasses.replace(TILE, pdl=measured)
     decision = Decision(tile, "measured", (Timing(None, 100.0), Timing(tile, 50.0)))
-    decided = mock.patch.object(decide, "decide", lambda found, *_: dict.fromkeys(found, decision))
+    decided = mock.patch.object(
+        decide, "decide", lambda result, *_: dict.fromkeys(result, decision)
+    )
     with scope.compile_scope(config.snapshot({})), decided:
         lowered = fake_cuda.lower(
             lambda x, w: x @ w.t(), matrix(8, 64), matrix(64, 64), max_autotune=True, **options

@@ -57,8 +57,8 @@ class TestPrograms:
         assert str(a.dtype) == f"torch.{problem.a.dtype}"
         assert (a.stride()[-2:]) == problem.a.strides
         lengths = (problem.m, problem.k)
-        found = Operand.of(problem.a.dtype, lengths, problem.a.strides, offset=a.storage_offset())
-        assert found.alignment >= problem.a.alignment or problem.a.batch_stride
+        result = Operand.of(problem.a.dtype, lengths, problem.a.strides, offset=a.storage_offset())
+        assert result.alignment >= problem.a.alignment or problem.a.batch_stride
         if not problem.b.dtype.endswith("int4") and not problem.parts:
             assert b.stride()[-2:] == problem.b.strides
         assert sum(x.untyped_storage().nbytes() for x in inputs) == program.bytes
@@ -91,7 +91,7 @@ class TestPrograms:
             table = select_decomp_table()
             graph = make_fx(program.function, decomposition_table=table)(*inputs).graph
             calls = [node for node in graph.nodes if node.op == "call_function"]
-            assert [found for node in calls if (found := problem_of(node))] == [problem]
+            assert [result for node in calls if (result := problem_of(node))] == [problem]
 
     def test_an_input_that_is_not_aligned_has_an_offset(self) -> None:
         aligned = contiguous("mm", 16, 512, 256)
@@ -163,10 +163,10 @@ class TestPrograms:
         ]
         verifier = accuracy.Verifier(program, [a, b, ends])
         if divided == "n":
-            found = torch.cat([a[g] @ b[:, 8 * g : 8 * g + 8] for g in range(4)], 1)
+            result = torch.cat([a[g] @ b[:, 8 * g : 8 * g + 8] for g in range(4)], 1)
         else:
-            found = torch.stack([a[:, s : s + 16] @ b[s : s + 16] for s in range(0, 64, 16)])
-        assert verifier.check(lambda: [found]) is None
+            result = torch.stack([a[:, s : s + 16] @ b[s : s + 16] for s in range(0, 64, 16)])
+        assert verifier.check(lambda: [result]) is None
 
     @pytest.mark.parametrize("divided", ["m", "n", "k"])
     def test_groups_have_scales_of_their_own(self, divided: str) -> None:

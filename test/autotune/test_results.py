@@ -34,9 +34,9 @@ def test_results_round_trip_through_json(
     problem: GemmProblem, config: GemmConfig, microseconds: float, measured: int
 ) -> None:
     timings = (Timing(None, 3.5), Timing(config, microseconds), Timing(config, None, "no"))
-    made = TuningResult(problem, HERE, config, timings, measured, "2.13.0")
-    assert TuningResult.from_json(json.loads(made.line)) == made
-    assert made.decision("cache").microseconds(config) == microseconds
+    result = TuningResult(problem, HERE, config, timings, measured, "2.13.0")
+    assert TuningResult.from_json(json.loads(result.line)) == result
+    assert result.decision("cache").microseconds(config) == microseconds
 
 
 ENTRIES = st.builds(

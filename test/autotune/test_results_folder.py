@@ -48,7 +48,9 @@ def test_the_next_import_repairs_an_interrupted_one(
     with monkeypatch.context() as killing:
         renew = ResultsFolder.renew_token
         killing.setattr(
-            ResultsFolder, "renew_token", lambda *given: renew(*given) if len(given) == 3 else None
+            ResultsFolder,
+            "renew_token",
+            lambda *inputs: renew(*inputs) if len(inputs) == 3 else None,
         )
         store.add([entry()])
     seen.append(store.generation(tuning=True))

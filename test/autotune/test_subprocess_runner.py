@@ -38,8 +38,8 @@ def reports(
     bench: Callable[[int], benchmark_backends.CpuBench] = benchmark_backends.cpu_bench,
     deadline: float = 120.0,
 ) -> dict[GemmProblem, candidate_run.Report]:
-    found = subprocess_runner.run(jobs, bench, 0, 50, deadline)
-    return {case.problem: case for case in found}
+    results = subprocess_runner.run(jobs, bench, 0, 50, deadline)
+    return {case.problem: case for case in results}
 
 
 def failures(report: candidate_run.Report) -> dict[GemmConfig | None, str | None]:
@@ -48,12 +48,12 @@ def failures(report: candidate_run.Report) -> dict[GemmConfig | None, str | None
 
 def test_a_crash_drops_only_its_candidate() -> None:
     dies, good = candidate(20, benchmark_backends.SEGFAULTS), candidate(80)
-    found = reports(candidate_run.Job(OTHER, (good,)), candidate_run.Job(PROBLEM, (dies, good)))
-    assert set(found) == {OTHER, PROBLEM}
-    for report in found.values():
+    results = reports(candidate_run.Job(OTHER, (good,)), candidate_run.Job(PROBLEM, (dies, good)))
+    assert set(results) == {OTHER, PROBLEM}
+    for report in results.values():
         assert report.chosen == good
         assert report.timings[0].microseconds == pytest.approx(STOCK)
-    assert failures(found[PROBLEM]) == {
+    assert failures(results[PROBLEM]) == {
         None: None,
         good: None,
         dies: "the process died of SIGSEGV",
@@ -95,8 +95,8 @@ def test_a_hang_ends_with_the_deadline() -> None:
     )
     # Other steps take less, even on a busy machine.
     job = candidate_run.Job(PROBLEM, (hangs, exits))
-    found = reports(job, bench=benchmark_backends.warm_cpu_bench, deadline=20.0)
-    report = found[PROBLEM]
+    results = reports(job, bench=benchmark_backends.warm_cpu_bench, deadline=20.0)
+    report = results[PROBLEM]
     assert report.chosen is None
     assert report.timings[0].microseconds == pytest.approx(STOCK)
     assert failures(report)[hangs] == "no result within 20 s"
@@ -126,16 +126,16 @@ def test_without_a_process_everything_falls_back(
 def test_reports_before_a_crash_are_kept() -> None:
     good = candidate(80)
     jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
-    found = list(subprocess_runner.run(jobs, benchmark_backends.dying_bench, 0, 50, 120.0))
-    assert [(case.problem, case.chosen) for case in found] == [(PROBLEM, good), (OTHER, good)]
+    results = list(subprocess_runner.run(jobs, benchmark_backends.dying_bench, 0, 50, 120.0))
+    assert [(case.problem, case.chosen) for case in results] == [(PROBLEM, good), (OTHER, good)]
 
 
 def test_unread_answers_are_discarded() -> None:
     good = candidate(80)
     jobs = [candidate_run.Job(PROBLEM, (good,)), candidate_run.Job(OTHER, (good,))]
-    found = subprocess_runner.run(jobs, benchmark_backends.cpu_bench, 0, 50, 120.0)
-    assert next(found).problem == PROBLEM
-    found.close()
+    result = subprocess_runner.run(jobs, benchmark_backends.cpu_bench, 0, 50, 120.0)
+    assert next(result).problem == PROBLEM
+    result.close()
     assert set(reports(candidate_run.Job(THIRD, (good,)))) == {THIRD}
 
 
@@ -181,12 +181,12 @@ def test_the_worker_has_the_deterministic_mode(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     job = candidate_run.Job(PROBLEM, ())
 
-    def told() -> str | None:
+    def text() -> str | None:
         return failures(reports(job, bench=benchmark_backends.telling_bench)[PROBLEM])[None]
 
     fill = numerics.determinism()[2]
     plain = f"((False, False, {fill}), None, False)"
-    assert plain in str(told())
+    assert plain in str(text())
     # The worker was started before.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     flags = "allow_fp16_accumulation,-allow_bf16_reduced_precision_reduction"
@@ -195,8 +195,8 @@ def test_the_worker_has_the_deterministic_mode(monkeypatch: pytest.MonkeyPatch) 
         numerics.with_determinism((True, True, False)),
         numerics.with_matmul_flags(flags),
     ):
-        assert f"((True, True, False), '{flags}', True) :4096:8" in str(told())
-    assert plain in str(told())
+        assert f"((True, True, False), '{flags}', True) :4096:8" in str(text())
+    assert plain in str(text())
 
 
 def test_problems_reach_the_worker_unchanged() -> None:
@@ -212,5 +212,5 @@ def test_problems_reach_the_worker_unchanged() -> None:
     request = subprocess_runner.build_request(
         [candidate_run.Job(problem, ())], benchmark_backends.cpu_bench, 0, 50
     )
-    found = read(candidate_run.Job, json.loads(json.dumps(request))["jobs"][0], "job").problem
-    assert dataclasses.asdict(found) == dataclasses.asdict(problem)
+    result = read(candidate_run.Job, json.loads(json.dumps(request))["jobs"][0], "job").problem
+    assert dataclasses.asdict(result) == dataclasses.asdict(problem)

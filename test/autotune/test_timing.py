@@ -14,12 +14,12 @@ from test.support.benchmark_backends import SimulatedStopwatch
 class TestTiming:
     def chosen(self, *microseconds: float, seeds: int = 40, **options: Any) -> set[int]:
         """The winners of several runs."""
-        found = set()
+        results = set()
         for seed in range(seeds):
             stopwatch = SimulatedStopwatch(microseconds, seed=seed, **options)
             samples = timing.measure(stopwatch, len(microseconds), 200, seed)
-            found.add(timing.decide(samples).index)
-        return found
+            results.add(timing.decide(samples).index)
+        return results
 
     def test_the_fastest_wins_in_spite_of_noise_and_drift(self) -> None:
         assert self.chosen(100, 96, 90, 150, noise=0.01, drift=3.0, cold=2.0) == {2}

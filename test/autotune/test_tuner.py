@@ -76,11 +76,11 @@ def tune(*configs: GemmConfig, settings: Settings | None = None, **options: Any)
     """Tune one problem with these candidates."""
     ranked = [(config, mock.Mock(total=50.0)) for config in configs]
     with mock.patch.object(tuner.ranking, "rank", return_value=ranked):
-        found = tuner.tune(
+        results = tuner.tune(
             [LINEAR, LINEAR], H200, benchmark_backends.cpu_bench, settings or Settings(), **options
         )
-    assert list(found) == [LINEAR]
-    return found[LINEAR]
+    assert list(results) == [LINEAR]
+    return results[LINEAR]
 
 
 class NoReports:
@@ -131,10 +131,12 @@ class TestTuner:
             inductor_config.patch(max_autotune_gemm_search_space=search),
             mock.patch.object(tuner.candidate_run, "run", tried),
         ):
-            found = tuner.tune([normalized, plain], H200, benchmark_backends.cpu_bench, Settings())
+            results = tuner.tune(
+                [normalized, plain], H200, benchmark_backends.cpu_bench, Settings()
+            )
         measured = [normalized, plain] if exhaustive else [plain]
         assert [job.problem for job in tried.jobs] == measured
-        assert found[normalized] == Decision(None, "unknown" if exhaustive else "predicted")
+        assert results[normalized] == Decision(None, "unknown" if exhaustive else "predicted")
 
     def test_predicted_losses_of_triton_keep_cutlass_kernels(self) -> None:
         problem, options = mock.Mock(), mock.Mock(alone=False)
@@ -272,8 +274,8 @@ def compiled_and_tuned(
         (job,) = jobs
         wanted = [(job.problem, config) for config in (None, *job.configs)]
         with bench.prepared():
-            found = bench.compile(wanted, lambda index: None)
-        codes.extend(item.key for item in found)
+            results = bench.compile(wanted, lambda index: None)
+        codes.extend(item.key for item in results)
         timings = tuple(
             Timing(config, 10.0 if config == job.configs[1] else 20.0) for _, config in wanted
         )
@@ -369,8 +371,8 @@ class TestVariants:
             mock.patch.object(inductor_benchmark, "generate_code", side_effect=codes),
             mock.patch.object(inductor_benchmark, "load_code", load),
         ):
-            found = bench.compile([(LINEAR, None)] * 3, lambda index: None)
-        assert [isinstance(item, candidate_run.Compiled) for item in found] == [True, False, True]
+            results = bench.compile([(LINEAR, None)] * 3, lambda index: None)
+        assert [isinstance(item, candidate_run.Compiled) for item in results] == [True, False, True]
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     @pytest.mark.parametrize("problem", FUSED, ids=problem_words)
@@ -409,10 +411,10 @@ class TestVariants:
             inductor_benchmark.restore_counters(),
         ):
             wanted = [(problem, None), (problem, tile), (parts, None)]
-            found = bench.compile(wanted, lambda index: None)
+            results = bench.compile(wanted, lambda index: None)
         assert [item.args[0] for item in trace.call_args_list] == [problem, parts]
         codes = [
-            item.key if isinstance(item, candidate_run.Compiled) else repr(item) for item in found
+            item.key if isinstance(item, candidate_run.Compiled) else repr(item) for item in results
         ]
         assert "extern_kernels.mm" in codes[0]
         assert "extern_kernels.mm" not in codes[1]

@@ -50,5 +50,5 @@ class TestFit:
         ):
             assert getattr(fitted, name) <= 1
         for case in fast:
-            found = predict(case.problem, case.config, H200, fitted)
-            assert found.total >= case.problem.roofline(H200)
+            result = predict(case.problem, case.config, H200, fitted)
+            assert result.total >= case.problem.roofline(H200)

@@ -214,10 +214,10 @@ def target(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 
 def test_a_dispatcher_is_installed_once(target: types.ModuleType) -> None:
-    made = []
+    results = []
 
     def make(stock: Callable[[int], int]) -> Callable[[int], int]:
-        made.append(stock)
+        results.append(stock)
         return lambda x: stock(x) * 10
 
     registry.replace(REPLACED, make)
@@ -225,7 +225,7 @@ def test_a_dispatcher_is_installed_once(target: types.ModuleType) -> None:
         [REPLACED, dataclasses.replace(REPLACED, name="other", kind="read")], {"h": make}
     )
     assert target.f(1) == 20
-    assert len(made) == 1
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize(

@@ -173,10 +173,10 @@ def test_only_unaligned_operands_are_copied(
 
 def test_rows_that_are_known_only_at_run_time() -> None:
     with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: TILE):
-        found = fake_cuda.lower(functional.linear, (("rows", 37), HALF), ((23, 37), HALF))
+        module = fake_cuda.lower(functional.linear, (("rows", 37), HALF), ((23, 37), HALF))
     results = kernel_interpreter.interpret_modules(
         {
-            str(rows): (found.code, [torch.ones(rows, 37).half(), torch.ones(23, 37).half()])
+            str(rows): (module.code, [torch.ones(rows, 37).half(), torch.ones(23, 37).half()])
             for rows in (3, 50)
         }
     )
@@ -189,9 +189,9 @@ def test_batches_of_sizes_that_are_known_only_at_run_time(unknown: int) -> None:
     sizes[unknown] = "size"
     m, k, n = sizes
     with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: BATCHED):
-        found = fake_cuda.lower(torch.bmm, ((3, m, k), HALF), ((3, k, n), HALF))
+        module = fake_cuda.lower(torch.bmm, ((3, m, k), HALF), ((3, k, n), HALF))
     m, k, n = (size if isinstance(size, int) else 41 for size in sizes)
     inputs = [torch.ones(3, m, k).half(), torch.ones(3, k, n).half()]
-    (result,) = kernel_interpreter.interpret_modules({"all": (found.code, inputs)}).values()
+    (result,) = kernel_interpreter.interpret_modules({"all": (module.code, inputs)}).values()
     assert result.shape == (3, m, n)
     assert bool((result == k).all())

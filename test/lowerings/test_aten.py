@@ -25,14 +25,14 @@ aten = torch.ops.aten
 
 
 def test_a_decision_becomes_a_kernel_with_what_follows_fused() -> None:
-    lowered, asked = lower(
+    lowered, problems = lower(
         lambda _: TILE,
         lambda x, w, b: torch.relu(F.linear(x, w, b)),
         matrix(8, 64),
         matrix(64, 64),
         matrix(64),
     )
-    (problem,) = set(asked)
+    (problem,) = set(problems)
     assert (problem.operation, problem.m, problem.n, problem.k) == ("addmm", 8, 64, 64)
     assert [inp.broadcast for inp in problem.epilogue.inputs] == ["row"]
     (kernel,) = lowered.kernels().values()
@@ -86,8 +86,8 @@ def scaled_groups(a: Any, b: Any, scale_a: Any, scale_b: Any, ends: Any) -> Any:
 def test_the_fallback_is_used_if_it_is_the_decision(
     function: Any, inputs: Any, operator: str
 ) -> None:
-    lowered, asked = lower(lambda _: None, function, *inputs, max_autotune=True)
-    assert asked
+    lowered, problems = lower(lambda _: None, function, *inputs, max_autotune=True)
+    assert problems
     assert f"{operator}(" in lowered.code or f"{operator}.default(" in lowered.code
     # Nothing is measured again, and none of stock's Triton candidates is made.
     assert all("triton" not in name for names in lowered.choices for name in names)
@@ -123,14 +123,14 @@ def test_batch_invariance_leaves_matmuls_to_inductor(m: int) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.relu(x @ w)
 
-    given = matrix(m, 512), matrix(512, 64)
+    inputs = matrix(m, 512), matrix(512, 64)
     with (
         inductor_config.patch(batch_invariant=True),
         events.capture(ProductRecord) as records,
     ):
-        lowered, asked = lower(lambda _: TILE, function, *given)
-        stock = fake_cuda.lower(function, *given)
-    assert asked == []
+        lowered, problems = lower(lambda _: TILE, function, *inputs)
+        stock = fake_cuda.lower(function, *inputs)
+    assert problems == []
     assert lowered.kernels() == stock.kernels()
     assert "extern_kernels.mm(" in lowered.code
     (record,) = records
@@ -169,14 +169,14 @@ def test_groups_of_rows_are_one_kernel() -> None:
     def function(a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return torch.relu(torch._grouped_mm(a, b.transpose(-1, -2), offs=ends))
 
-    lowered, asked = lower(
+    lowered, problems = lower(
         lambda _: GemmConfig("grouped", 64, 64, 32, 4, 4, tma=True),
         function,
         matrix(512, 256),
         matrix(4, 384, 256),
         ((4,), torch.int32),
     )
-    assert [(item.operation, item.batch, item.m) for item in set(asked)] == [("grouped", 4, 512)]
+    assert [(item.operation, item.batch, item.m) for item in set(problems)] == [("grouped", 4, 512)]
     (kernel,) = lowered.kernels().values()
     assert "OFFSETS" in kernel
     assert "maximum" in kernel
@@ -210,8 +210,8 @@ def groups(
 def test_a_backward_of_groups_is_one_kernel(layouts: str, divided: str, tokens: int | str) -> None:
     function, inputs = groups(layouts, divided, tokens)
     config = GemmConfig("grouped", 64, 16, 16, 2, 4, tma=True)
-    lowered, asked = lower(lambda _: config, function, *inputs)
-    (problem,) = set(asked)
+    lowered, problems = lower(lambda _: config, function, *inputs)
+    (problem,) = set(problems)
     length = 64 if tokens == "tokens" else 512
     assert (problem.batch, problem.divided) == (4, divided)
     assert (problem.m, problem.n, problem.k) == (
@@ -233,8 +233,8 @@ def test_an_operand_that_is_stored_otherwise_than_planned() -> None:
 
     config = GemmConfig("grouped", 64, 64, 32, 4, 4, tma=True)
     inputs = matrix(512, 384), matrix(512, 256), ((4,), torch.int32)
-    lowered, asked = lower(lambda _: config, function, *inputs)
-    assert {item.a.layout for item in asked} == {"column"}
+    lowered, problems = lower(lambda _: config, function, *inputs)
+    assert {item.a.layout for item in problems} == {"column"}
     assert "empty_strided_cuda((384, 512), (512, 1)" in lowered.code
     (kernel,) = (text for name, text in lowered.kernels().items() if "tem" in name)
     assert re.search(r"shape=\[M, \w+\],\s+strides=\[512, 1\]", kernel), kernel

@@ -117,9 +117,9 @@ def test_the_launcher_allocates_for_its_grid(tmp_path: Path) -> None:
     source, program = tmp_path / "launch.cpp", tmp_path / "launch"
     source.write_text(_PROGRAM.replace("LAUNCHER", text).replace("NAME", name))
     subprocess.run(["g++", "-std=c++17", source, "-o", program], check=True)
-    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    details = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     # Beyond 32 bits as well; none for a grid without CTAs; and given back in the end.
-    assert [int(part) for part in told.split()] == [
+    assert [int(part) for part in details.split()] == [
         *(SCRATCH * grid * 7 for grid in (1, 132, 3_000_000)),
         0,
     ]

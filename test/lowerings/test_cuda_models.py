@@ -47,8 +47,8 @@ def first(*templates: str) -> decide.Rule:
     """Decides for the first candidate of one of these templates; for all, of any."""
 
     def rule(problem: GemmProblem) -> GemmConfig | None:
-        found = search_space.candidates(problem, device())
-        return next((item for item in found if not templates or item.template in templates), None)
+        results = search_space.candidates(problem, device())
+        return next((item for item in results if not templates or item.template in templates), None)
 
     return rule
 
@@ -136,8 +136,8 @@ def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_p
         if packaged:
             program = torch.export.export(module, (x,))
             path = str(tmp_path / "layer.pt2")
-            given = inductor_ext.activate(artifact_cache=False)
-            with given, inductor_config.patch(freezing=True):
+            activation = inductor_ext.activate(artifact_cache=False)
+            with activation, inductor_config.patch(freezing=True):
                 inductor_ext.aoti_compile_and_package(program, package_path=path)
             out = torch._inductor.aoti_load_package(path)(x)
         else:
@@ -212,10 +212,10 @@ class TestUnknownSizes:
 
         def inputs(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
             sizes = (m, k, 8), (n, k, 8), (n, k), (k,)
-            found = [torch.randn(*size, device="cuda", dtype=dtype) / 4 for size in sizes]
-            for item in found:
+            results = [torch.randn(*size, device="cuda", dtype=dtype) / 4 for size in sizes]
+            for item in results:
                 torch._dynamo.mark_dynamic(item, list(range(min(2, item.dim()))))
-            return tuple(found)
+            return tuple(results)
 
         compiled = torch.compile(mlp, backend="inductor_ext")
         with (
@@ -224,10 +224,10 @@ class TestUnknownSizes:
             events.capture() as records,
         ):
             for sizes in ((6, 48, 40), (7, 33, 5), (300, 129, 64), (2050, 1000, 31), (2, 2, 2)):
-                given = inputs(*sizes)
-                exact = mlp(*(item.double() for item in given))
-                for found, expected in zip(compiled(*given), exact, strict=True):
-                    assert relative_error(found, expected) < ERROR[dtype], sizes
+                values = inputs(*sizes)
+                exact = mlp(*(item.double() for item in values))
+                for results, expected in zip(compiled(*values), exact, strict=True):
+                    assert relative_error(results, expected) < ERROR[dtype], sizes
         assert len(compiles) == 1
         if device().capability >= (9, 0):
             assert {item.template for item in chosen(records) if item} == {template}
@@ -242,12 +242,12 @@ class TestUnknownSizes:
         compiled = torch.compile(attention, backend="inductor_ext")
         with decide.force_config(by_size), events.capture(CompileRecord) as records:
             for size in (128, 9, 64, 65, 300, 1000, 2100):
-                given = torch.randn(3, 8, size, 64, device="cuda", dtype=torch.bfloat16).unbind()
-                for item in given:
+                inputs = torch.randn(3, 8, size, 64, device="cuda", dtype=torch.bfloat16).unbind()
+                for item in inputs:
                     torch._dynamo.mark_dynamic(item, 1)
-                exact = attention(*(item.double() for item in given))
-                found = compiled(*given)
-                assert relative_error(found, exact) < ERROR[torch.bfloat16], size
+                exact = attention(*(item.double() for item in inputs))
+                result = compiled(*inputs)
+                assert relative_error(result, exact) < ERROR[torch.bfloat16], size
         assert len(records) == 1
 
 
@@ -352,14 +352,14 @@ class TestGroups:
                 "n": ((4, 256, 384), (384, tokens)),
                 "k": ((256, tokens), (tokens, 384)),
             }[divided]
-            found = []
+            results = []
             for index, shape in enumerate(shapes):
                 size = (*shape[:-2], shape[-1], shape[-2]) if index and transposed else shape
                 each = torch.randn(*size, device="cuda", dtype=torch.bfloat16) / 8
                 if dynamic and tokens in size:
                     torch._dynamo.mark_dynamic(each, size.index(tokens))
-                found.append(each.requires_grad_())
-            return found
+                results.append(each.requires_grad_())
+            return results
 
         compiled = torch.compile(function, backend="inductor_ext", dynamic=None)
         with (
@@ -370,16 +370,16 @@ class TestGroups:
         ):
             for tokens in (512, 1024) if dynamic else (512,):
                 ends = tuple(end * tokens // 512 for end in self.ENDS)
-                given = inputs(tokens)
-                out = compiled(*given, torch.tensor(ends, dtype=torch.int32, device="cuda"))
+                values = inputs(tokens)
+                out = compiled(*values, torch.tensor(ends, dtype=torch.int32, device="cuda"))
                 gradient = torch.randn_like(out)
                 out.backward(gradient)
-                wide = [tensor.detach().double().requires_grad_() for tensor in given]
+                wide = [tensor.detach().double().requires_grad_() for tensor in values]
                 a, b = wide[0], wide[1].transpose(-1, -2) if transposed else wide[1]
                 expected = self.exact(a, b, ends) * 2
                 expected.backward(gradient.double())
                 assert relative_error(out, expected) < ERROR[torch.bfloat16]
-                for ours, theirs in zip(given, wide, strict=True):
+                for ours, theirs in zip(values, wide, strict=True):
                     assert relative_error(ours.grad, theirs.grad) < 2 * ERROR[torch.bfloat16]
         configs = [config for config in chosen(records) if config is not None]
         # The product, and one for each gradient; of unknown rows one for each range.
@@ -434,9 +434,9 @@ class TestDescriptorsFromCpp:
         return compiled
 
     @staticmethod
-    def check(found: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+    def check(results: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         exact = Products()(*(inp.double() for inp in inputs))
-        for ours, theirs in zip(found, exact, strict=True):
+        for ours, theirs in zip(results, exact, strict=True):
             assert relative_error(ours, theirs) < ERROR[torch.bfloat16]
 
     def test_results_equal_float64(self, run: Callable[..., Any]) -> None:
@@ -445,16 +445,16 @@ class TestDescriptorsFromCpp:
             self.check(run(*inputs), inputs)
 
     def test_several_streams(self, run: Callable[..., Any]) -> None:
-        given = [product_inputs(2000) for _ in range(4)]
-        streams = [torch.cuda.Stream() for _ in given]
+        values = [product_inputs(2000) for _ in range(4)]
+        streams = [torch.cuda.Stream() for _ in values]
         torch.cuda.synchronize()
-        found: list[Any] = [None] * len(given)
+        results: list[Any] = [None] * len(values)
         for _ in range(5):
             for index, stream in enumerate(streams):
                 with torch.cuda.stream(stream):
-                    found[index] = run(*given[index])
+                    results[index] = run(*values[index])
         torch.cuda.synchronize()
-        for outputs, inputs in zip(found, given, strict=True):
+        for outputs, inputs in zip(results, values, strict=True):
             self.check(outputs, inputs)
 
     def test_a_recorded_graph(self, run: Callable[..., Any]) -> None:
@@ -466,7 +466,7 @@ class TestDescriptorsFromCpp:
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = run(*static)
+            result = run(*static)
         for _ in range(3):
             fresh = product_inputs(2000)
             for place, value in zip(static, fresh, strict=True):
@@ -474,7 +474,7 @@ class TestDescriptorsFromCpp:
             # What others allocate meanwhile must not lie in the graph's scratch.
             noise = [torch.full((1 << 20,), 255, device="cuda", dtype=torch.uint8)]
             graph.replay()
-            self.check(found, fresh)
+            self.check(result, fresh)
             del noise
 
 
@@ -534,8 +534,8 @@ class TestTuning:
 
 
 def copying(problem: GemmProblem) -> GemmConfig | None:
-    found = search_space.candidates(problem, device())
-    return next((item for item in found if item.align_operands), None)
+    results = search_space.candidates(problem, device())
+    return next((item for item in results if item.align_operands), None)
 
 
 UNALIGNED: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
@@ -553,11 +553,11 @@ def test_aligned_copies_match_float64(name: str, dtype: torch.dtype) -> None:
     inputs = [torch.randn(shape, device="cuda", dtype=dtype) / 4 for shape in shapes]
     expected = function(*(inp.double() for inp in inputs))
     with decide.force_config(copying), events.capture() as records:
-        found = torch.compile(function, backend="inductor_ext")(*inputs)
+        result = torch.compile(function, backend="inductor_ext")(*inputs)
     (config,) = chosen(records)
     assert config is not None
     assert config.align_operands == "copy"
-    assert relative_error(found, expected) < ERROR[dtype]
+    assert relative_error(result, expected) < ERROR[dtype]
 
 
 def test_gradients_through_copies_equal_float64() -> None:
@@ -575,13 +575,13 @@ def test_gradients_through_copies_equal_float64() -> None:
 @pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])
 def test_erf_is_as_near_as_cuda_s_own(options: dict[str, Any]) -> None:
     x = torch.cat((torch.linspace(-6, 6, 1_000_001), torch.logspace(-37, 1, 100_001))).cuda()
-    found = torch.compile(torch.erf, backend="inductor_ext", options=options)(x)
+    result = torch.compile(torch.erf, backend="inductor_ext", options=options)(x)
     size = torch.erf(x.double()).abs()
     unit = torch.nextafter(size.float(), size.new_tensor(2, dtype=torch.float32)) - size.float()
     # Two of the formulas, and what MUFU.EX2 adds.
-    assert ((found.double() - torch.erf(x.double())).abs() / unit.double()).max() < 2.5
+    assert ((result.double() - torch.erf(x.double())).abs() / unit.double()).max() < 2.5
     ends = torch.tensor([0.0, -0.0, 10.0, -1e30, float("inf"), float("-inf")], device="cuda")
-    found = torch.compile(torch.erf, backend="inductor_ext", options=options)(ends)
-    torch.testing.assert_close(found, torch.erf(ends), rtol=0, atol=0)
+    result = torch.compile(torch.erf, backend="inductor_ext", options=options)(ends)
+    torch.testing.assert_close(result, torch.erf(ends), rtol=0, atol=0)
     nan = torch.full((3,), float("nan"), device="cuda")
     assert torch.compile(torch.erf, backend="inductor_ext", options=options)(nan).isnan().all()

@@ -78,8 +78,8 @@ def reference(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.relu(third), fourth
 
 
-def check(found: Any, *tensors: torch.Tensor) -> None:
-    for one, other in zip(found, reference(*tensors), strict=True):
+def check(results: Any, *tensors: torch.Tensor) -> None:
+    for one, other in zip(results, reference(*tensors), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
@@ -124,18 +124,18 @@ class TestPython:
     def test_an_output_that_nobody_reads(self, used: int) -> None:
         x, w, row, more = inputs()
         with as_call():
-            function = compiled(lambda *given: linear(*given)[used] + 1)
-            found = function(x[1:], w, row, more, 2)
+            function = compiled(lambda *values: linear(*values)[used] + 1)
+            result = function(x[1:], w, row, more, 2)
         torch.testing.assert_close(
-            found.double(), expected(x[1:], w, row, more, 2)[used] + 1, rtol=1e-5, atol=1e-5
+            result.double(), expected(x[1:], w, row, more, 2)[used] + 1, rtol=1e-5, atol=1e-5
         )
 
     def test_a_batch(self) -> None:
         x, w = torch.randn(3, 5, 8), torch.randn(3, 6, 8)
         row, more = torch.randn(3, 1, 6), torch.randn(5, 6).expand(3, 5, 6)
         with as_call():
-            found = compiled(linear)(x, w, row, more, 2)
-        for one, other in zip(found, expected(x, w, row, more, 2), strict=True):
+            results = compiled(linear)(x, w, row, more, 2)
+        for one, other in zip(results, expected(x, w, row, more, 2), strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
     def test_what_the_kernel_refuses_is_an_error(self) -> None:
@@ -198,7 +198,7 @@ class TestRuntime:
         assert len(builds) == before + 1
 
     def test_without_nvcc_stored_kernels_load_or_an_error_names_them(self, own_store: Path) -> None:
-        given = arguments()
+        description = arguments()
         missing = exc.MissingToolchainError(part="nvcc", why="it is on no path", install="get it")
         libraries = mock.patch.dict(runtime.libraries, clear=True)
         gone = mock.patch.object(Toolchain, "find", side_effect=missing)
@@ -207,13 +207,13 @@ class TestRuntime:
             gone,
             pytest.raises(exc.MissingKernelError, match=r"nvcc.*it is on no path") as caught,
         ):
-            runtime.load(**given)
-        assert caught.value.fields["kernel"] == given["name"]
+            runtime.load(**description)
+        assert caught.value.fields["kernel"] == description["name"]
         assert caught.value.fields["folder"] == own_store / "kernels"
         with libraries:
-            runtime.load(**given)
+            runtime.load(**description)
         with libraries, gone:
-            assert runtime.load(**given).name == given["name"]
+            assert runtime.load(**description).name == description["name"]
 
     def test_threads_launch_side_by_side(self) -> None:
         launcher = runtime.load(**arguments())
@@ -286,24 +286,24 @@ class TestGpuCode:
         assert "workspace_0 = empty_strided_cuda((2048, ), (1, ), torch.uint8)" in code
         assert launch.startswith("cutlass_kernel_0(get_raw_stream(0), workspace_0.data_ptr(), (")
         # Of unknown rows there is a branch for each kernel, which asks.
-        found = launches(gpu_code(None, splits=True))
+        results = launches(gpu_code(None, splits=True))
         asking = re.compile(r"cutlass_kernel_\d\.with_workspace\(get_raw_stream\(0\), 'cuda:0', \(")
-        assert found
-        assert all(asking.match(item) for item in found)
+        assert results
+        assert all(asking.match(item) for item in results)
 
     def test_python_for_any_rank_takes_the_current_device(self) -> None:
         options = torch.compiler.config
         if not hasattr(options, "compile_on_one_rank"):
             pytest.skip("no torch.compiler.config.compile_on_one_rank")
         with options.patch(compile_on_one_rank=True):
-            found = launches(gpu_code(None, splits=True))
+            results = launches(gpu_code(None, splits=True))
         current = r"get_raw_stream\(torch\.cuda\.current_device\(\)\), 'cuda', \("
         asking = re.compile(r"cutlass_kernel_\d\.with_workspace\(" + current)
-        assert found
-        assert all(asking.match(item) for item in found)
+        assert results
+        assert all(asking.match(item) for item in results)
 
     def test_cpp_takes_stream_and_device_from_where_it_runs(self) -> None:
-        found = {
+        results = {
             (ahead, splits): [
                 line
                 for line in gpu_code(ahead, splits=splits, rows=512).splitlines()
@@ -313,7 +313,7 @@ class TestGpuCode:
             for splits in (False, True)
         }
         begin = "{static_cast<float>(512."
-        ends = {key: line.strip().split(begin)[1] for key, (line,) in found.items()}
+        ends = {key: line.strip().split(begin)[1] for key, (line,) in results.items()}
         zeros = "0" * 14
         assert ends == {
             (False, False): f"{zeros})}}, inductor_ext_cutlass::current_stream(0), nullptr);",
@@ -327,7 +327,7 @@ class TestGpuCode:
             ),
         }
         sizes = "static_cast<int32_t>(512L), static_cast<int32_t>(384L), static_cast<int32_t>(256L)"
-        for (ahead, _), (line,) in found.items():
+        for (ahead, _), (line,) in results.items():
             assert f"{{{sizes}, " in line
             assert f"static_cast<int32_t>({0 if ahead else 132}L)}}, {{{{arg0_1.data_ptr()," in line
 
@@ -388,14 +388,16 @@ def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         loaded = torch._inductor.aoti_load_package(path)
         for count in (ROWS, 31):
-            *found, folded = loaded(*inputs(count))
-            check(found, *inputs(count))
+            *results, folded = loaded(*inputs(count))
+            check(results, *inputs(count))
             torch.testing.assert_close(folded, module(*inputs(count))[-1])
 
 
 def test_the_object_of_a_kernel_shows_names_of_its_own(tmp_path: Path) -> None:
     output = tmp_path / "kernel.o"
     aot_link.link(plain_source(CONFIG), runtime.store(), str(output))
-    told = subprocess.run(["nm", "-g", "--defined-only", output], capture_output=True, text=True)
-    names = {line.split()[-1] for line in told.stdout.splitlines()}
+    symbols = subprocess.run(
+        ["nm", "-g", "--defined-only", output], capture_output=True, symbols=True
+    )
+    names = {line.split()[-1] for line in symbols.stdout.splitlines()}
     assert names == {f"{aot_link.symbol(plain_source(CONFIG))}_{short}" for short in FUNCTIONS}

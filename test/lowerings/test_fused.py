@@ -197,9 +197,9 @@ def test_gates_by_halves_are_tuned_by_halves(gate: int, bias: bool) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
     function, shapes, _ = FUNCTIONS[name]
-    given = inputs(shapes, dtype(name))
-    expected = function(*(value.double() for value in given))
-    assert results[name].dtype == function(*given).dtype
+    values = inputs(shapes, dtype(name))
+    expected = function(*(value.double() for value in values))
+    assert results[name].dtype == function(*values).dtype
     error = (results[name].double() - expected.double()).abs().max()
     assert error < 5e-3 * expected.abs().max()
 
@@ -217,10 +217,10 @@ def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str
         module = fake_cuda.lower(function, *((shape, torch.float16) for shape in shapes))
     assert len(module.kernels()) == (1 if template == "gemv" else 2)
     x, n, w = inputs(shapes)
-    given = [x * 5000, n.abs() + 15, w]
-    (found,) = kernel_interpreter.interpret_modules({"": (module.code, given)}).values()
-    exact = function(*(item.double() for item in given))
-    assert (found.double() - exact).abs().max() < 5e-3 * exact.abs().max()
+    values = [x * 5000, n.abs() + 15, w]
+    (result,) = kernel_interpreter.interpret_modules({"": (module.code, values)}).values()
+    exact = function(*(item.double() for item in values))
+    assert (result.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
 
 def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
@@ -231,9 +231,9 @@ def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
     shapes: list[tuple[int, ...]] = [(18, 64), W, W, NARROW]
     module = lowered(function, shapes)
     assert sum("tl.dot" in source for source in module.kernels().values()) == 2
-    given = inputs(shapes)
-    found = kernel_interpreter.interpret_modules({"all": (module.code, given)})["all"]
-    for ours, exact in zip(found, function(*(item.double() for item in given)), strict=True):
+    arguments = inputs(shapes)
+    values = kernel_interpreter.interpret_modules({"all": (module.code, arguments)})["all"]
+    for ours, exact in zip(values, function(*(item.double() for item in arguments)), strict=True):
         assert (ours.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
 
@@ -250,10 +250,10 @@ def test_weights_in_both_orders_are_one_matmul_by_tma(reach: int) -> None:
         g, a = F.linear(x, w, b).chunk(2, dim=-1)
         return F.silu(g) * a
 
-    given = inputs([(90, 72), (256, 72), (256,)])
+    arguments = inputs([(90, 72), (256, 72), (256,)])
     work: dict[str, tuple[str, list[Tensor]]] = {}
     for function in (gate_last, gate_first):
-        shapes = ((tuple(tensor.shape), tensor.dtype) for tensor in given)
+        shapes = ((tuple(tensor.shape), tensor.dtype) for tensor in arguments)
         with (
             scope.compile_scope(config.snapshot({})),
             decide.force_config(lambda _: config_),
@@ -262,12 +262,12 @@ def test_weights_in_both_orders_are_one_matmul_by_tma(reach: int) -> None:
             code = fake_cuda.lower(function, *shapes).code
         assert "JOINED : tl.constexpr = True" in code
         assert f"REACH : tl.constexpr = {reach}\n" in code
-        work[function.__name__] = code, given
-    found = kernel_interpreter.interpret_modules(work)
-    wide = [item.double() for item in given]
+        work[function.__name__] = code, arguments
+    values = kernel_interpreter.interpret_modules(work)
+    wide = [item.double() for item in arguments]
     for function in (gate_last, gate_first):
         exact = function(*wide)
-        assert (found[function.__name__].double() - exact).abs().max() < 5e-3 * exact.abs().max()
+        assert (values[function.__name__].double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
 
 def test_scales_and_biases_of_fp8() -> None:
@@ -299,25 +299,25 @@ def test_scales_and_biases_of_fp8() -> None:
             for n in parts
         ]
         for count in (1, 2):
-            given = [x, s, *(item for factor in factors[:count] for item in factor)]
+            arguments = [x, s, *(item for factor in factors[:count] for item in factor)]
             products = [
                 (x.double() @ w.double().t()) * s.double() * t.double() + b.double()
                 for w, t, b in factors[:count]
             ]
-            work[f"{rows} {count}"] = _scaled_module(function, given), given
+            work[f"{rows} {count}"] = _scaled_module(function, arguments), arguments
             expected[f"{rows} {count}"] = torch.cat(products, -1)
-        given = given[:4]
-        work[f"{rows} unbiased"] = _scaled_module(unbiased, given), given
+        arguments = arguments[:4]
+        work[f"{rows} unbiased"] = _scaled_module(unbiased, arguments), arguments
         expected[f"{rows} unbiased"] = products[0] - factors[0][2].double()
-    found = kernel_interpreter.interpret_modules(work)
+    values = kernel_interpreter.interpret_modules(work)
     for name, exact in expected.items():
         # The interpreter cuts off what bfloat16 has no bits for.
-        assert (found[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name
+        assert (values[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name
 
 
-def _scaled_module(function: Callable[..., Tensor], given: list[Tensor]) -> str:
+def _scaled_module(function: Callable[..., Tensor], values: list[Tensor]) -> str:
     with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: TILE):
-        code = fake_cuda.lower(function, *(item.to("meta") for item in given)).code
+        code = fake_cuda.lower(function, *(item.to("meta") for item in values)).code
     assert "RESCALED : tl.constexpr = True" in code
     return code
 
@@ -330,8 +330,8 @@ def test_parts_that_are_kept_begin_at_multiples_of_16_bytes() -> None:
 
     narrow = GemmConfig("splitk", 16, 16, 32, 2, 2)
     inputs = (((size, 64), torch.float16) for size in (32, 4, 16, 12))
-    lowered, asked = lower_by(lambda _: narrow, heads, *inputs)
-    assert asked[0].parts == (4, 16, 12)
+    lowered, problems = lower_by(lambda _: narrow, heads, *inputs)
+    assert problems[0].parts == (4, 16, 12)
     (returned,) = re.findall(r"return \((.*)\)\n\nrunner", lowered.code)
     # The others would begin at 8 and at 40 bytes.
     assert re.findall(r"reinterpret_tensor\(buf0, [^)]*\), [^)]*\), (\d+)\)", returned) == ["0"]
@@ -358,17 +358,17 @@ def test_group_scales_are_strided() -> None:
     scales = {"padded": random(2, 96)[:, :64], "one for all": random(1, 64).expand(2, 64)}
     work = {}
     for name, t in scales.items():
-        given = [a, b, s, t, ends]
+        arguments = [a, b, s, t, ends]
         seen = [
             torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-            for tensor in given
+            for tensor in arguments
         ]
         lowered, _ = lower_by(lambda _: chosen, function, *seen)
         assert "extern_kernels." not in lowered.code
-        work[name] = lowered.code, given
-    found = kernel_interpreter.interpret_modules(work)
+        work[name] = lowered.code, arguments
+    values = kernel_interpreter.interpret_modules(work)
     for name, t in scales.items():
         rows = (slice(0, 24), slice(24, 64))
         products = [a[row].double() @ b[g].double() * t[g] for g, row in enumerate(rows)]
         exact = torch.cat(products) * s[:, None]
-        assert (found[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name
+        assert (values[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name

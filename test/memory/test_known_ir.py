@@ -66,8 +66,8 @@ def installed() -> dict[str, set[tuple[str, str]]]:
     done = subprocess.run(
         [sys.executable, "-c", _CLASSES], capture_output=True, text=True, check=True
     )
-    found = json.loads(done.stdout.splitlines()[-1])
-    return {kind: set(map(tuple, classes)) for kind, classes in found.items()}
+    results = json.loads(done.stdout.splitlines()[-1])
+    return {kind: set(map(tuple, classes)) for kind, classes in results.items()}
 
 
 class TestTables:
@@ -110,9 +110,9 @@ class TestTables:
     def test_profiled_blocks_are_refused_in_cpp(self, cpp: bool) -> None:
         """Of torch 2.15: names that are declared inside a C++ block end with it."""
         line = stand_in("EnterKernelProfileScopeLine")
-        found = known_ir.find_unplannable_line(["text", line], cpp=cpp)
-        assert (found is not None) == cpp
-        assert found is None or found[0] is type(line)
+        results = known_ir.find_unplannable_line(["text", line], cpp=cpp)
+        assert (results is not None) == cpp
+        assert results is None or results[0] is type(line)
 
 
 def stand_in(name: str) -> Any:

@@ -37,8 +37,8 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 def operator(name: str) -> torch._ops.OpOverload:
     packet, overload = name.split(".")
-    found: torch._ops.OpOverload = getattr(getattr(aten, packet), overload)
-    return found
+    result: torch._ops.OpOverload = getattr(getattr(aten, packet), overload)
+    return result
 
 
 # --- the calls ----------------------------------------------------------------------------------
@@ -49,10 +49,10 @@ def normal(*sizes: int, seed: int = 0) -> Tensor:
 
 
 def _calls() -> dict[str, list[Call]]:
-    found: dict[str, list[Call]] = {}
+    results: dict[str, list[Call]] = {}
 
     def call(name: str, *args: Any, **kwargs: Any) -> None:
-        found.setdefault(name, []).append((args, kwargs))
+        results.setdefault(name, []).append((args, kwargs))
 
     plain, turned, deep = normal(24, 30), normal(30, 24).t(), normal(4, 6, 10)
     whole = (plain > 0).long() * 7 + 1
@@ -150,7 +150,7 @@ def _calls() -> dict[str, list[Call]]:
     call(
         "replication_pad2d_backward.default", normal(2, 3, 9, 12), normal(2, 3, 8, 8), [2, 2, 1, 0]
     )
-    return found
+    return results
 
 
 CALLS = _calls()
@@ -184,20 +184,20 @@ def _placed(value: Any, arena: Tensor, start: int) -> Tensor:
 @pytest.mark.parametrize("name", OUT_VARIANTS)
 @torch.no_grad()
 def test_out_variant_fills_what_it_is_given(name: str) -> None:
-    found = find_out_variant(operator(name))
-    assert found is not None
-    variant, names = found
+    result = find_out_variant(operator(name))
+    assert result is not None
+    variant, names = result
     for args, kwargs in CALLS[name]:
         expected = tensors(operator(name)(*args, **kwargs))
         with FakeTensorMode() as mode:
             fake = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args]
             declared = tensors(operator(name)(*fake, **kwargs))
         # In an arena inputs and outputs are views of one storage, each at a place of its own.
-        given = [a for a in args if isinstance(a, Tensor) and 0 not in a.stride()]
-        sizes = [_room(value) for value in (*given, *declared)]
+        inputs = [a for a in args if isinstance(a, Tensor) and 0 not in a.stride()]
+        sizes = [_room(value) for value in (*inputs, *declared)]
         arena = torch.ones(sum(sizes), dtype=torch.uint8)
         starts = itertools.accumulate(sizes, initial=0)
-        inside = {id(a): _placed(a, arena, next(starts)).copy_(a) for a in given}
+        inside = {id(a): _placed(a, arena, next(starts)).copy_(a) for a in inputs}
         args = tuple(inside.get(id(a), a) for a in args)
         outs = [_placed(value, arena, next(starts)) for value in declared]
         for out in outs:
@@ -214,9 +214,9 @@ def test_out_variant_fills_what_it_is_given(name: str) -> None:
 @pytest.mark.parametrize("name", OUT_VARIANTS)
 @torch.no_grad()
 def test_out_variant_takes_no_more_memory(name: str) -> None:
-    found = find_out_variant(operator(name))
-    assert found is not None
-    variant, names = found
+    result = find_out_variant(operator(name))
+    assert result is not None
+    variant, names = result
     args, kwargs = CALLS[name][0]
     outs = tensors(operator(name)(*args, **kwargs))
     own = sum(out.untyped_storage().nbytes() for out in outs)
@@ -389,9 +389,9 @@ def test_training() -> None:
         run = torch.compile(loss, backend="inductor_ext", fullgraph=True)
         actual, codes = run_and_get_code(gradients, run)
     compile_util.assert_same(actual, gradients(loss), tolerance=1e-4)
-    found = set().union(*map(called, codes))
-    assert {"sort.values_stable", "topk.values", "cummax.out"} <= found
-    assert "max_pool3d_with_indices_backward.grad_input" in found
+    results = set().union(*map(called, codes))
+    assert {"sort.values_stable", "topk.values", "cummax.out"} <= results
+    assert "max_pool3d_with_indices_backward.grad_input" in results
 
 
 def test_an_output_that_nobody_reads_is_freed_after_the_call() -> None:

@@ -62,7 +62,7 @@ def reorderings(monkeypatch: pytest.MonkeyPatch) -> list[reorder_kernels.Reorder
     """What has become of the order of each graph that the extension compiles meanwhile."""
     from torch._inductor.virtualized import V
 
-    found: list[reorder_kernels.Reordering] = []
+    results: list[reorder_kernels.Reordering] = []
     stock = reorder_kernels.improve
 
     def improve(*args: Any) -> Any:
@@ -72,11 +72,11 @@ def reorderings(monkeypatch: pytest.MonkeyPatch) -> list[reorder_kernels.Reorder
         assert reorder_kernels.peak_before_reorder(V.graph) == (
             outcome.peak_before if outcome.moved else None
         )
-        found.append(dataclasses.replace(outcome, seconds=0.0))
+        results.append(dataclasses.replace(outcome, seconds=0.0))
         return order
 
     monkeypatch.setattr(reorder_kernels, "improve", improve)
-    return found
+    return results
 
 
 def generated(

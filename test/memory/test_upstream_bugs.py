@@ -314,12 +314,12 @@ def test_inductor_mixes_up_pools_of_partitions() -> None:
     expected = graph.function(*graph.make_inputs())
     with torch.no_grad():
         try:
-            found = compiled(*graph.make_inputs())
+            result = compiled(*graph.make_inputs())
         except UnboundLocalError:
             return
-    if torch.allclose(found, expected, atol=1e-3):
+    if torch.allclose(result, expected, atol=1e-3):
         pytest.skip("stock computes the right values on this torch")
-    assert float((found - expected).abs().max()) > 0.01
+    assert float((result - expected).abs().max()) > 0.01
 
 
 def test_inductor_recycles_an_output_that_is_a_view() -> None:
@@ -327,8 +327,8 @@ def test_inductor_recycles_an_output_that_is_a_view() -> None:
     graph = GRAPHS["complex_numbers"]
     compiled = torch.compile(graph.function, options=POOLS)
     with torch.no_grad():
-        found = compiled(*graph.make_inputs())
+        results = compiled(*graph.make_inputs())
         expected = graph.function(*graph.make_inputs())
-    if torch.allclose(found[2], expected[2], atol=1e-3):
+    if torch.allclose(results[2], expected[2], atol=1e-3):
         pytest.skip("stock computes the right values on this torch")
-    assert torch.allclose(found[0], expected[0], atol=1e-3)
+    assert torch.allclose(results[0], expected[0], atol=1e-3)

@@ -40,6 +40,6 @@ def cases(draw: st.DrawFn, **options: Any) -> Case:
     """A problem, one of its candidates and a device."""
     problem = draw(problems(**options))
     on = draw(devices())
-    found = list(candidates(problem, on))
-    assume(found)
-    return problem, draw(st.sampled_from(found)), on
+    result = list(candidates(problem, on))
+    assume(result)
+    return problem, draw(st.sampled_from(result)), on

@@ -73,21 +73,21 @@ def best(problem: GemmProblem) -> CutlassConfig | None:
     """The CUTLASS kernel that the model ranks first."""
     if problem.epilogue.tree is None:
         return None
-    found = cutlass_options.Options().rank(problem, H200)
-    return found[0][0] if found else None
+    results = cutlass_options.Options().rank(problem, H200)
+    return results[0][0] if results else None
 
 
 def lower(
     rule: Rule, function: Callable[..., Any], *inputs: Any, **options: Any
 ) -> tuple[fake_cuda.Lowered, list[GemmProblem]]:
-    asked: list[GemmProblem] = []
+    problems: list[GemmProblem] = []
 
     def remembered(problem: GemmProblem) -> kernels.Config | None:
-        asked.append(problem)
+        problems.append(problem)
         return rule(problem)
 
     with scope.compile_scope(config.snapshot({})), decide.force_config(remembered):
-        return fake_cuda.lower(function, *inputs, **{**FUSES, **options}), asked
+        return fake_cuda.lower(function, *inputs, **{**FUSES, **options}), problems
 
 
 def operations_of(call: Call) -> list[str]:

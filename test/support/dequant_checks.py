@@ -35,23 +35,23 @@ SCALES, ROWS = tensor(N, K // G, dtype=BF16), tensor(N, dtype=BF16)
 
 def pairs(w: Tensor, first: int = 0) -> Tensor:
     halves = (w & 15, w >> 4)
-    found: Tensor = torch.stack((halves[first], halves[1 - first]), -1).reshape(N, K)
-    return found
+    result: Tensor = torch.stack((halves[first], halves[1 - first]), -1).reshape(N, K)
+    return result
 
 
 def in_groups(q: Tensor, s: Tensor, z: Any = 0) -> Tensor:
-    found: Tensor = ((q.reshape(N, K // G, G) - z) * s.unsqueeze(-1)).reshape(N, K)
-    return found
+    result: Tensor = ((q.reshape(N, K // G, G) - z) * s.unsqueeze(-1)).reshape(N, K)
+    return result
 
 
-def views(found: Fusion) -> list[View | None]:
+def views(result: Fusion) -> list[View | None]:
     """How the kernel views what B is computed from."""
-    return [operand.view for operand in found.operands.a_and_weights[1:]]
+    return [operand.view for operand in result.operands.a_and_weights[1:]]
 
 
-def kernel(found: Fusion) -> Callable[..., Any]:
+def kernel(result: Fusion) -> Callable[..., Any]:
     """The fusion's kernel in plain torch, in float64."""
-    problem, constants = found.problem, found.constants
+    problem, constants = result.problem, result.constants
     dequant = problem.dequant
     assert dequant is not None
     parts = problem.parts or (problem.n,)
@@ -73,7 +73,7 @@ def kernel(found: Fusion) -> Callable[..., Any]:
         return b * scale.double()
 
     def run(a: Tensor, *inputs: Tensor) -> Any:
-        operands = call_operands(found, (a, *inputs))
+        operands = call_operands(result, (a, *inputs))
         nothing = (None,) * len(parts)
         scaled = dequant.scales != "none"
         assert (bool(operands.scales), bool(operands.zero_points)) == (scaled, dequant.zero_points)
@@ -114,10 +114,10 @@ def values(inputs: Sequence[Tensor]) -> list[Tensor]:
     def random(like: Tensor) -> Tensor:
         if like.dtype in (I8, U8):
             low = -128 if like.dtype is I8 else 0
-            found = torch.randint(low, low + 256, like.shape, generator=generator)
+            result = torch.randint(low, low + 256, like.shape, generator=generator)
         else:
-            found = torch.randn(like.shape, generator=generator)
-        storage = found.to(like.dtype)
+            result = torch.randn(like.shape, generator=generator)
+        storage = result.to(like.dtype)
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(storage)
 
     return [random(inp) for inp in inputs]
@@ -130,17 +130,17 @@ def find(function: Callable[..., Any], *inputs: Tensor, settings: Settings = PLA
 def check(function: Callable[..., Any], *inputs: Tensor) -> Fusion:
     """The only fusion of a function, after which its graph computes the same."""
     graph = lowered_graph(function, *inputs)
-    (found,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
-    assert found.problem.operation == "mixed"
-    given = values(inputs)
-    expected = function(*given)
-    apply(graph, found, kernel(found))
+    (value,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
+    assert value.problem.operation == "mixed"
+    arguments = values(inputs)
+    expected = function(*arguments)
+    apply(graph, value, kernel(value))
     graph.lint()
     module = fx.GraphModule(torch.nn.Module(), graph)
-    (result,) = module(*given)
+    (result,) = module(*arguments)
     assert result.shape == expected.shape
     assert (result - expected).abs().max() <= 0.02 * expected.abs().max()
-    return found
+    return value
 
 
 def check_several(
@@ -152,15 +152,15 @@ def check_several(
         undo_woq_int8.restore_matmuls(graph)
     single = match_dequantized.find_dequantized_matmuls(graph, settings)
     scaled = [match_dequantized.add_scales(item) for item in single]
-    found = next(
+    value = next(
         case for case in find_fusions(graph, settings, scaled) if case.problem.operation == "mixed"
     )
-    given = values(inputs)
-    expected = function(*given)
-    apply(graph, found, kernel(found))
+    arguments = values(inputs)
+    expected = function(*arguments)
+    apply(graph, value, kernel(value))
     graph.lint()
-    results = fx.GraphModule(torch.nn.Module(), graph)(*given)
+    results = fx.GraphModule(torch.nn.Module(), graph)(*arguments)
     for result, exact in zip(results, expected if len(results) > 1 else [expected], strict=True):
         assert result.shape == exact.shape
         assert (result - exact).abs().max() <= 0.03 * exact.abs().max()
-    return found
+    return value

@@ -21,10 +21,10 @@ class TestDevice:
 
     @pytest.mark.parametrize("known", KNOWN, ids=lambda entry: entry.name)
     def test_a_known_device_is_found_by_its_properties(self, known: Device) -> None:
-        found = Device.from_properties(
+        result = Device.from_properties(
             known.name, known.capability, known.sms, known.shared_memory, known.l2
         )
-        assert found == known
+        assert result == known
 
     def test_names_are_unique(self) -> None:
         assert len({entry.name for entry in KNOWN}) == len(KNOWN)
@@ -36,10 +36,10 @@ class TestDevice:
         assert part.l2 == 8 << 20
 
     def test_an_unknown_device_is_scaled_from_its_nearest_relative(self) -> None:
-        found = Device.from_properties("NVIDIA L40S", (8, 9), 142, 101_376, 96 << 20)
+        result = Device.from_properties("NVIDIA L40S", (8, 9), 142, 101_376, 96 << 20)
         relative = device("NVIDIA GeForce RTX 4090")
-        assert found.half == pytest.approx(relative.half * 142 / 128)
-        assert found.capability == (8, 9)
+        assert result.half == pytest.approx(relative.half * 142 / 128)
+        assert result.capability == (8, 9)
         # Of the next lower capability if there is none of the same.
         newer = Device.from_properties("NVIDIA B300", (10, 3), 148, 232_448, 126 << 20)
         assert newer.half == device("NVIDIA B200").half

@@ -109,21 +109,21 @@ def covered() -> Iterator[None]:
 @contextlib.contextmanager
 def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
     """Inside, weights are frozen, or not; the products that Inductor is given."""
-    found: list[fx.Node] = []
+    results: list[fx.Node] = []
     run = concat_frozen_weights.concat_frozen_weights
 
     def recorded(gm: fx.GraphModule, settings: Any) -> None:
         run(gm, settings)
-        found.extend(node for node in gm.graph.nodes if node.target in PRODUCTS)
+        results.extend(node for node in gm.graph.nodes if node.target in PRODUCTS)
 
     # Dynamo asks for it as well, before there are options. oneDNN's weights have no product.
-    asked = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
+    options = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
     with (
-        asked,
+        options,
         mock.patch.object(concat_frozen_weights, "concat_frozen_weights", recorded),
         torch.no_grad(),
     ):
-        yield found
+        yield results
 
 
 def columns(products: list[fx.Node]) -> list[int]:
@@ -135,9 +135,9 @@ def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any
     torch._dynamo.reset()
     copied = torch.compile(copy.deepcopy(model), backend="inductor_ext", options=options)
     with freezing(wanted) as products:
-        found, expected = copied(x), model(x)
-    torch.testing.assert_close(found, expected)
-    assert [item.stride() for item in found] == [item.stride() for item in expected]
+        results, expected = copied(x), model(x)
+    torch.testing.assert_close(results, expected)
+    assert [item.stride() for item in results] == [item.stride() for item in expected]
     return products
 
 
@@ -192,8 +192,8 @@ def test_other_matmuls_stay(model: nn.Module, expected: list[int]) -> None:
     ids=["no freezing", "gemm_fuse_shared_input", "gemm_templates"],
 )
 def test_it_can_be_switched_off(options: dict[str, Any]) -> None:
-    found = compiled(Attention(bias=True).eval(), torch.randn(5, 16), **options)
-    assert columns(found) == [4, 8, 24]
+    result = compiled(Attention(bias=True).eval(), torch.randn(5, 16), **options)
+    assert columns(result) == [4, 8, 24]
 
 
 def test_cached_code_multiplies_by_the_weights_of_its_model() -> None:
@@ -201,8 +201,8 @@ def test_cached_code_multiplies_by_the_weights_of_its_model() -> None:
     with fresh_cache():
         for hits in (0, 1):
             before = counters["inductor"]["fxgraph_cache_hit"]
-            found = compiled(Attention(bias=True).eval(), x, fx_graph_cache=True)
-            assert columns(found) == [36]
+            result = compiled(Attention(bias=True).eval(), x, fx_graph_cache=True)
+            assert columns(result) == [36]
             assert counters["inductor"]["fxgraph_cache_hit"] == before + hits
 
 

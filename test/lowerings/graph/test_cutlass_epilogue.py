@@ -73,20 +73,20 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[Tenso
 @pytest.mark.parametrize("name", CASES)
 def test_a_chain_is_what_the_graph_computes(name: str) -> None:
     function, others, expected = CASES[name]
-    found = fused(function, A, B, *others)
-    assert sorted(found.epilogue.inputs, key=str) == sorted(expected, key=str)
+    match = fused(function, A, B, *others)
+    assert sorted(match.epilogue.inputs, key=str) == sorted(expected, key=str)
     torch.manual_seed(0)
     a, b, *rest = (torch.randn(other.shape, dtype=F32) for other in (A, B, *others))
-    placeholders = found.inputs and found.inputs[0].graph.find_nodes(op="placeholder")
-    values = tuple((a, b, *rest)[placeholders.index(node)] for node in found.inputs)
-    scalars = [scalar for scalar in found.scalars if isinstance(scalar, float)]
+    placeholders = match.inputs and match.inputs[0].graph.find_nodes(op="placeholder")
+    values = tuple((a, b, *rest)[placeholders.index(node)] for node in match.inputs)
+    scalars = [scalar for scalar in match.scalars if isinstance(scalar, float)]
     (result,) = Epilogue(
-        (("float32", found.epilogue.outputs[0][1]),), found.epilogue.inputs
+        (("float32", match.epilogue.outputs[0][1]),), match.epilogue.inputs
     ).evaluate(a @ b, values, scalars)
     torch.testing.assert_close(result, function(a, b, *rest), rtol=1e-4, atol=1e-5)
-    assert found.epilogue.outputs[0][0] in ("bfloat16", "float32")
-    if found.epilogue.outputs[0][0] == "bfloat16":
-        assert render(found.epilogue, PINGPONG).definitions
+    assert match.epilogue.outputs[0][0] in ("bfloat16", "float32")
+    if match.epilogue.outputs[0][0] == "bfloat16":
+        assert render(match.epilogue, PINGPONG).definitions
 
 
 def test_the_matmul_alone() -> None:
@@ -109,43 +109,43 @@ def test_a_size_is_given_at_launch_and_not_compiled_in() -> None:
 
 
 def test_alpha_and_beta_are_given_at_launch() -> None:
-    found = fused(lambda x, a, b: torch.addmm(x, a, b, alpha=2.0, beta=0.4), tensor(96), A, B)
-    assert found.scalars == (2.0, 0.4)
+    result = fused(lambda x, a, b: torch.addmm(x, a, b, alpha=2.0, beta=0.4), tensor(96), A, B)
+    assert result.scalars == (2.0, 0.4)
     assert fused(torch.addmm, tensor(96), A, B).scalars == ()
 
 
 def test_a_batch() -> None:
     batch = tensor(4, 32, 64), tensor(4, 64, 96)
-    found = fused(lambda a, b, x, y: (a @ b + x) * y, *batch, tensor(4, 32, 96), tensor(96))
-    assert set(found.epilogue.inputs) == {
+    match = fused(lambda a, b, x, y: (a @ b + x) * y, *batch, tensor(4, 32, 96), tensor(96))
+    assert set(match.epilogue.inputs) == {
         Tensor("bfloat16", "matrix", 8),
         Tensor("bfloat16", "row", 8),
     }
-    found = fused(torch.baddbmm, tensor(4, 1, 96), *batch)
-    assert found.epilogue.inputs == (Tensor("bfloat16", "row", 8),)
+    match = fused(torch.baddbmm, tensor(4, 1, 96), *batch)
+    assert match.epilogue.inputs == (Tensor("bfloat16", "row", 8),)
 
 
 def test_three_dimensions_of_a_linear_layer() -> None:
-    found = fused(
+    match = fused(
         lambda a, b, x: functional.linear(a, b) + x,
         tensor(2, 16, 64),
         tensor(96, 64),
         tensor(2, 16, 96),
     )
-    assert found.epilogue.inputs == (Tensor("bfloat16", "matrix", 8),)
+    assert match.epilogue.inputs == (Tensor("bfloat16", "matrix", 8),)
 
 
 def test_scales_of_fp8() -> None:
     a, b = (tensor(32, 64, dtype=torch.float8_e4m3fn, strides=(64, 1)) for _ in range(2))
-    found = fused(
+    match = fused(
         lambda a, b, x, y: torch._scaled_mm(a, b.t(), x, y, out_dtype=BF16),
         a,
         b,
         tensor(32, 1, dtype=F32),
         tensor(1, 32, dtype=F32),
     )
-    assert [inp.broadcast for inp in found.epilogue.inputs] == ["column", "row"]
-    assert render(found.epilogue, PINGPONG).source is None
+    assert [inp.broadcast for inp in match.epilogue.inputs] == ["column", "row"]
+    assert render(match.epilogue, PINGPONG).source is None
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a 
 
 def product(*shapes: Any, **options: Any) -> set[bool]:
     """Whether the problems that a product asks about have trees."""
-    _, asked = lower(lambda _: None, lambda x, w: x @ w.t(), *linear(*shapes), **options)
-    return {item.epilogue.tree is not None for item in asked}
+    _, problems = lower(lambda _: None, lambda x, w: x @ w.t(), *linear(*shapes), **options)
+    return {item.epilogue.tree is not None for item in problems}
 
 
 @pytest.mark.parametrize("section", ["cutlass", "cuda"])
@@ -72,12 +72,12 @@ def test_an_m_bucket_is_split_at_the_threshold(name: str, calls: list[Call]) -> 
         w if other is w else ([known.get(size, size) for size in other[0]], other[1])
         for other in (x, w, *others)
     ]
-    lowered, asked = lower(
+    lowered, problems = lower(
         best, function, *inputs, cutlass__cutlass_backend_min_gemm_size=100 * 384 * 256
     )
-    told = {item.m for item in asked if item.epilogue.tree is not None}
-    assert min(told) == 256
-    assert max({item.m for item in asked} - told) == 99
+    with_trees = {item.m for item in problems if item.epilogue.tree is not None}
+    assert min(with_trees) == 256
+    assert max({item.m for item in problems} - with_trees) == 99
     (condition,) = {line for line in lowered.code.splitlines() if " <= 99" in line}
     assert condition
     # Both sizes above want the same kernel, or one each.
@@ -94,33 +94,33 @@ class Tuned:
 
     def __call__(self, problems: Any, *_: Any, **__: Any) -> dict[GemmProblem, Decision]:
         self.asked += problems
-        found = {}
+        results = {}
         for problem in problems:
             candidates = cutlass_options.current().rank(problem, H200)
             configs = [config for config, _ in candidates] if problem.epilogue.tree else []
             timings = (Timing(None, 20.0), *(Timing(config, 10.0) for config in configs))
             chosen = configs[0] if configs else None
-            found[problem] = Decision(chosen, "measured", timings)
-        return found
+            results[problem] = Decision(chosen, "measured", timings)
+        return results
 
 
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Tuned:
     from inductor_ext.autotune import tuner
 
-    found = Tuned()
-    monkeypatch.setattr(tuner, "tune", found)
-    return found
+    result = Tuned()
+    monkeypatch.setattr(tuner, "tune", result)
+    return result
 
 
 def compiled(
     function: Callable[..., Any], *inputs: Any, folder: Any = None, **options: Any
 ) -> fake_cuda.Lowered:
     """What a function becomes where what is known decides, and what is measured."""
-    told = {"tuning_cache": folder is not None, "tuning_cache_dir": str(folder)}
-    asked = {**FUSES, "max_autotune": True, **options}
-    with scope.compile_scope(config.snapshot(told)):
-        return fake_cuda.lower(function, *inputs, **asked)
+    settings = {"tuning_cache": folder is not None, "tuning_cache_dir": str(folder)}
+    inductor_options = {**FUSES, "max_autotune": True, **options}
+    with scope.compile_scope(config.snapshot(settings)):
+        return fake_cuda.lower(function, *inputs, **inductor_options)
 
 
 @pytest.mark.parametrize("denied", [False, True])

@@ -52,68 +52,68 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a s
 
 class TestBytes:
     def test_column_scales_stay_in_the_epilogue(self) -> None:
-        found = check(lambda x, w, s: F.linear(x, w.to(BF16)) * s, X, BYTES, ROWS)
-        assert found.problem.prologue == Prologue(dequant=Dequant())
-        assert found.problem.b.dtype == "int8"
-        assert found.problem.b.layout == "column"
-        assert views(found) == [View((N, K), transposed=True)]
+        match = check(lambda x, w, s: F.linear(x, w.to(BF16)) * s, X, BYTES, ROWS)
+        assert match.problem.prologue == Prologue(dequant=Dequant())
+        assert match.problem.b.dtype == "int8"
+        assert match.problem.b.layout == "column"
+        assert views(match) == [View((N, K), transposed=True)]
 
     def test_scales_of_columns_before_it_and_a_bias(self) -> None:
-        found = check(
+        match = check(
             lambda x, w, s, b: F.linear(x, w.to(FP16) * s.unsqueeze(-1), b),
             tensor(2, 3, K, dtype=FP16),
             BYTES,
             tensor(N, dtype=FP16),
             tensor(N, dtype=FP16),
         )
-        assert found.problem.prologue == Prologue(dequant=Dequant("column", scale_dtype="float16"))
-        assert operand_count(found) == 3
-        assert [inp.broadcast for inp in found.problem.epilogue.inputs] == ["row"]
+        assert match.problem.prologue == Prologue(dequant=Dequant("column", scale_dtype="float16"))
+        assert operand_count(match) == 3
+        assert [inp.broadcast for inp in match.problem.epilogue.inputs] == ["row"]
 
     def test_one_scale_for_all_in_float32(self) -> None:
-        found = check(
+        match = check(
             lambda x, w, s: x @ (w.to(F32) * s).to(BF16),
             X,
             tensor(K, N, dtype=I8),
             tensor(1, dtype=F32),
         )
-        assert found.problem.prologue is not None
-        assert found.problem.dequant.scales == "tensor"
-        assert found.problem.b.layout == "row"
+        assert match.problem.prologue is not None
+        assert match.problem.dequant.scales == "tensor"
+        assert match.problem.b.layout == "row"
 
     def test_groups_with_zero_points(self) -> None:
-        found = check(
+        match = check(
             lambda x, w, s, z: F.linear(x, in_groups(w.to(BF16), s, z.to(BF16).unsqueeze(-1))),
             X,
             BYTES,
             SCALES,
             tensor(N, K // G, dtype=I8),
         )
-        assert found.problem.prologue == Prologue(dequant=Dequant("group", G, zero_points=True))
-        assert found.constants.constexprs() == {"SCALE_WORDS": 2, "ZERO_WORDS": 4}
-        assert operand_count(found) == 4
+        assert match.problem.prologue == Prologue(dequant=Dequant("group", G, zero_points=True))
+        assert match.constants.constexprs() == {"SCALE_WORDS": 2, "ZERO_WORDS": 4}
+        assert operand_count(match) == 4
 
     def test_one_zero_point_and_float32(self) -> None:
-        found = check(
+        match = check(
             lambda x, w, s: F.linear(x, in_groups(w.to(F32), s, 100).to(BF16)),
             X,
             tensor(N, K, dtype=U8),
             tensor(N, K // G, dtype=F32),
         )
-        assert found.problem.dequant is not None
-        assert found.problem.dequant.scale_dtype == "float32"
-        assert found.constants.constexprs() == {"ZERO": 100, "WIDE": True}
-        assert operand_count(found) == 3
+        assert match.problem.dequant is not None
+        assert match.problem.dequant.scale_dtype == "float32"
+        assert match.constants.constexprs() == {"ZERO": 100, "WIDE": True}
+        assert operand_count(match) == 3
 
     def test_columns_with_zero_points_are_groups_of_all_of_k(self) -> None:
-        found = check(
+        match = check(
             lambda x, w, s, z: F.linear(x, (w.to(BF16) - z.unsqueeze(-1)) * s.unsqueeze(-1)),
             X,
             BYTES,
             ROWS,
             ROWS,
         )
-        assert found.problem.prologue == Prologue(dequant=Dequant("group", K, zero_points=True))
+        assert match.problem.prologue == Prologue(dequant=Dequant("group", K, zero_points=True))
 
     @pytest.mark.parametrize("steps", [(torch.int16,), (I8, U8), (torch.int32,)], ids=str)
     def test_zero_points_that_are_truncated_or_wrap_stay_so(self, steps: Any) -> None:
@@ -123,22 +123,22 @@ class TestBytes:
             return F.linear(x, in_groups(w.to(BF16), s, z.to(BF16).unsqueeze(-1)))
 
         zeros = tensor(N, K // G, dtype=I8 if steps[0] is I8 else BF16)
-        found = check(function, X, BYTES, SCALES, zeros)
+        match = check(function, X, BYTES, SCALES, zeros)
         # What the kernel reads is what they have become.
         assert (
-            matmul_nodes.dtype_of(found.operands.zero_points[0].node.meta["val"])
+            matmul_nodes.dtype_of(match.operands.zero_points[0].node.meta["val"])
             == str(steps[-1])[6:]
         )
 
     @pytest.mark.parametrize("kind", [torch.int32, torch.float8_e4m3fn], ids=str)
     def test_scales_that_are_rounded_stay_so(self, kind: torch.dtype) -> None:
-        found = check(
+        match = check(
             lambda x, w, s: F.linear(x, in_groups(w.to(BF16), (s * 4).to(kind).to(BF16))),
             X,
             BYTES,
             SCALES,
         )
-        assert found.operands.scales[0].node.name != "arg2_1"
+        assert match.operands.scales[0].node.name != "arg2_1"
 
     @pytest.mark.parametrize(
         ("function", "inputs"),
@@ -171,27 +171,27 @@ class TestBytes:
         graph = lowered_graph(lambda x, w, s: F.linear(x, w.to(BF16)) * s, x, BYTES, ROWS)
         assert match_dequantized.find_dequantized_matmuls(graph, PLAIN) == []
         undo_woq_int8.restore_matmuls(graph)
-        (found,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
-        assert found.problem.prologue == Prologue(dequant=Dequant())
+        (match,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
+        assert match.problem.prologue == Prologue(dequant=Dequant())
 
 
 class TestPairs:
     def test_neighbours_side_by_side(self) -> None:
-        found = check(
+        match = check(
             lambda x, w, s: F.linear(x, in_groups(pairs(w).to(BF16), s, 8)), X, PAIRS, SCALES
         )
-        problem = found.problem
+        problem = match.problem
         assert (problem.b.dtype, problem.b.strides, problem.k) == ("uint4", (1, K), K)
         assert problem.prologue == Prologue(dequant=Dequant("group", G))
-        assert found.constants.constexprs() == {"ZERO": 8, "SCALE_WORDS": 2}
-        assert operand_count(found) == 3
-        assert views(found) == [
+        assert match.constants.constexprs() == {"ZERO": 8, "SCALE_WORDS": 2}
+        assert operand_count(match) == 3
+        assert views(match) == [
             View((N, K // 2), transposed=True),
             View((N, K // G), transposed=True),
         ]
 
     def test_the_upper_half_first_through_int32(self) -> None:
-        found = check(
+        match = check(
             lambda x, w, s: F.linear(
                 x.flatten(0, 1), in_groups(pairs(w.to(torch.int32), 1), s, 8).to(BF16)
             ),
@@ -199,20 +199,20 @@ class TestPairs:
             PAIRS,
             SCALES,
         )
-        assert found.problem.b.dtype == "uint4"
-        assert found.constants.high_first is True
+        assert match.problem.b.dtype == "uint4"
+        assert match.constants.high_first is True
 
     def test_signed_by_shifts(self) -> None:
         def function(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
             q = torch.stack(((w << 4) >> 4, w >> 4), -1).reshape(N, K)
             return F.linear(x, in_groups(q.to(BF16), s))
 
-        found = check(function, X, tensor(N, K // 2, dtype=I8), SCALES)
-        assert found.problem.b.dtype == "int4"
-        assert found.constants.zero is None
+        match = check(function, X, tensor(N, K // 2, dtype=I8), SCALES)
+        assert match.problem.b.dtype == "int4"
+        assert match.constants.zero is None
 
     def test_scales_that_are_spread_by_rows(self) -> None:
-        found = check(
+        match = check(
             lambda x, w, s: (
                 x
                 @ (
@@ -224,8 +224,8 @@ class TestPairs:
             tensor(K // 2, N, dtype=U8),
             tensor(K // G, N, dtype=BF16),
         )
-        assert found.problem.b.layout == "row"
-        assert found.constants.scale_words is None
+        assert match.problem.b.layout == "row"
+        assert match.constants.scale_words is None
 
     @pytest.mark.parametrize("b_dtype", ["int4", "uint4", "int8", "uint8"])
     @pytest.mark.parametrize(
@@ -244,15 +244,15 @@ class TestPairs:
         problem = GemmProblem.contiguous("mixed", M, N, K, b_dtype=b_dtype, prologue=prologue)
         canonical = program(problem)
         inputs = canonical.empty_inputs("meta")
-        (found,) = find(canonical.function, *inputs)
+        (match,) = find(canonical.function, *inputs)
         if prologue.dequant == Dequant("column"):
             # They follow the product.
             prologue = Prologue(dequant=Dequant())
-        assert found.problem.b == problem.b
-        assert found.problem.prologue == prologue
+        assert match.problem.b == problem.b
+        assert match.problem.prologue == prologue
         if b_dtype == "uint4":
-            assert found.constants.high_first
-            assert found.constants.zero in (None, 8)
+            assert match.constants.high_first
+            assert match.constants.zero in (None, 8)
 
 
 def used_twice(x: Tensor, w: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:

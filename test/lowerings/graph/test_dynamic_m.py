@@ -104,9 +104,9 @@ def test_one_kernel_handles_all_sizes(name: str, modules: dict[str, fake_cuda.Lo
 def test_sizes_never_seen_equal_float64(name: str, which: str, results: dict[str, Tensor]) -> None:
     _, function, shapes = CASES[name]
     expected = function(*(value.double() for value in inputs(shapes, SIZES[which])))
-    found = results[f"{name}, {which}"]
-    assert found.shape == expected.shape
-    assert (found.double() - expected).abs().max() < 5e-3 * expected.abs().max()
+    result = results[f"{name}, {which}"]
+    assert result.shape == expected.shape
+    assert (result.double() - expected).abs().max() < 5e-3 * expected.abs().max()
 
 
 def test_sizes_of_one_symbol_are_decided_together() -> None:
@@ -118,14 +118,14 @@ def test_sizes_of_one_symbol_are_decided_together() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.bmm(torch.softmax(scores(q, k), -1), v)
 
-    lowered, asked = lower(rule, attention, *((("b", "s", 32), HALF) for _ in range(3)))
+    lowered, problems = lower(rule, attention, *((("b", "s", 32), HALF) for _ in range(3)))
     sizes = (2, 16, 64, 256, 2048)
-    assert {(item.m, item.n, item.k) for item in asked} == {
+    assert {(item.m, item.n, item.k) for item in problems} == {
         *((size, size, 32) for size in sizes),
         *((size, 32, size) for size in sizes),
     }
     # Rows of 32 elements are aligned for TMA, those of s elements are not.
-    assert all((item.tma_obstacle is None) == (item.k == 32) for item in asked if item.m != 32)
+    assert all((item.tma_obstacle is None) == (item.k == 32) for item in problems if item.m != 32)
     assert generated_code.dispatch_limits(lowered.code) == [64, 64]
     assert sum("tl.dot" in source for source in lowered.kernels().values()) == 2
     assert lowered.code.count("extern_kernels.bmm(") == 2
@@ -147,10 +147,10 @@ def test_a_flattened_loop_over_an_unknown_k_feeds_warpgroups() -> None:
     lowered, _ = lower(
         lambda _: config, joined, (("m", "k", 8), torch.bfloat16), (("n", "k", 8), torch.bfloat16)
     )
-    found = kernel_compiler.compiled_module(lowered, config)
-    assert found.spills == 0
-    assert found.ptx.count("wgmma.mma_async") >= 4
-    assert found.ptx.count("cp.async.bulk.tensor") >= 6
+    result = kernel_compiler.compiled_module(lowered, config)
+    assert result.spills == 0
+    assert result.ptx.count("wgmma.mma_async") >= 4
+    assert result.ptx.count("cp.async.bulk.tensor") >= 6
 
 
 def test_branches_read_the_layout_they_expect() -> None:
@@ -166,10 +166,10 @@ def test_branches_read_the_layout_they_expect() -> None:
     lowered, _ = lower(rule, function, (("m", 64), HALF), ((64, 32), HALF))
     assert generated_code.dispatch_limits(lowered.code) == [64]
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(shape, generator=generator).half() / 8 for shape in ((3, 64), (64, 32))]
-    found = kernel_interpreter.interpret_modules({"module": (lowered.code, given)})["module"]
-    expected = function(*(value.double() for value in given))
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-3)
+    values = [torch.randn(shape, generator=generator).half() / 8 for shape in ((3, 64), (64, 32))]
+    result = kernel_interpreter.interpret_modules({"module": (lowered.code, values)})["module"]
+    expected = function(*(value.double() for value in values))
+    torch.testing.assert_close(result.double(), expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)

@@ -89,9 +89,9 @@ def test_what_is_fused_behind_a_gate() -> None:
     def function(x: Tensor, g: Tensor, u: Tensor, r: Tensor) -> Tensor:
         return F.silu(F.linear(x, g)) * F.linear(x, u) + r
 
-    (found,) = find(function, X, W, W, tensor(32, 48))
+    (match,) = find(function, X, W, W, tensor(32, 48))
     expected = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, gated=True)
-    assert add_epilogue(found.outputs[0], found.problem).epilogue == expected
+    assert add_epilogue(match.outputs[0], match.problem).epilogue == expected
 
 
 def test_what_belongs_elsewhere_ends_a_region() -> None:

@@ -19,9 +19,9 @@ def test_reports_say_what_a_kernel_takes_in(calls: list[Call]) -> None:
         y = torch.relu(x @ w.t()) * 2.0
         return torch.softmax(y, -1) @ v
 
-    with gemm_report.listen() as found:
+    with gemm_report.listen() as result:
         lower(best, program, *linear(*XW, (384, 128)))
-        first, second = found()
+        first, second = result()
     assert first.record.operator == "fused"
     assert first.fused == ("relu", "mul")
     assert first.separate

@@ -56,17 +56,17 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a s
 LAYER = (NORM, tensor(64, 64), tensor(64, 64), W, W, tensor(64, 48))
 
 
-def kinds_of(found: Sequence[Fusion]) -> list[tuple[bool, bool]]:
+def kinds_of(matches: Sequence[Fusion]) -> list[tuple[bool, bool]]:
     """Whether each begins with a norm, and whether it is a gate."""
-    return [(case.problem.prologue is not None, case.problem.epilogue.gated) for case in found]
+    return [(case.problem.prologue is not None, case.problem.epilogue.gated) for case in matches]
 
 
 @pytest.mark.parametrize("dynamic", [(), [(0, 1)]])
 def test_a_layer_with_all_of_them(dynamic: Any) -> None:
     graph = lowered_graph(layer, X3, *LAYER, dynamic=dynamic)
-    found = find_fusions(graph, PLAIN)
-    assert kinds_of(found) == [(True, True), (True, False), (False, True), (False, False)]
-    apply_and_compare(graph, found[:2], values_of((X3, *LAYER)), 0.05)
+    matches = find_fusions(graph, PLAIN)
+    assert kinds_of(matches) == [(True, True), (True, False), (False, True), (False, False)]
+    apply_and_compare(graph, matches[:2], values_of((X3, *LAYER)), 0.05)
     assert find_fusions(graph, PLAIN) == []
 
 
@@ -86,9 +86,9 @@ def test_each_can_be_switched_off(switch: str, kinds: list[tuple[bool, bool]]) -
 def test_casts_that_the_user_wants_are_kept() -> None:
     graph = lowered_graph(layer, X3, *LAYER)
     with torch._inductor.config.patch(emulate_precision_casts=True):
-        found = find_fusions(graph, PLAIN)
-    assert [case.problem.epilogue for case in found] == [Epilogue(), Epilogue()]
-    assert [case.problem.prologue for case in found] == [None, None]
+        matches = find_fusions(graph, PLAIN)
+    assert [case.problem.epilogue for case in matches] == [Epilogue(), Epilogue()]
+    assert [case.problem.prologue for case in matches] == [None, None]
 
 
 SIDE = 8
@@ -148,7 +148,7 @@ class Builder:
         return self.call(aten.mul.Tensor, self.call(aten.mul.Tensor, a, scale), self.weight)
 
     def step(self, kind: str, a: fx.Node, b: fx.Node, c: fx.Node) -> None:
-        made = {
+        result = {
             "product": lambda: [self.product(a, b)],
             "pair": lambda: [self.product(a, b), self.product(a, c)],
             "biased gate": lambda: [self.biased_gate(a, b, c)],
@@ -161,7 +161,7 @@ class Builder:
             "add": lambda: [self.call(aten.add.Tensor, a, b)],
             "transpose": lambda: [self.call(aten.permute.default, a, [1, 0])],
         }[kind]()
-        self.values.extend(made)
+        self.values.extend(result)
 
 
 @pytest.fixture(scope="module")
@@ -202,11 +202,11 @@ def test_random_graphs_compute_the_same(
         builder.step(kind, *(builder.values[-1 - pick % len(builder.values)] for pick in picks))
     builder.graph.output(tuple(builder.values[-outputs:]))
     graph = builder.graph
-    found = find_fusions(graph, PLAIN)
+    matches = find_fusions(graph, PLAIN)
     choose = random.Random(seed)
-    choose.shuffle(found)
+    choose.shuffle(matches)
     chosen: list[Fusion] = []
-    for item in found:
+    for item in matches:
         if not any(set(item.nodes) & set(other.nodes) for other in chosen):
             chosen.append(item)
     generator = torch.Generator().manual_seed(seed)
@@ -256,9 +256,9 @@ def test_the_program_of_a_problem_is_found_to_be_the_problem(given: GemmProblem)
     canonical = program(given)
     inputs = canonical.empty_inputs("meta")
     graph = lowered_graph(canonical.function, *inputs)
-    found = find_fusions(graph, PLAIN)
-    if found:
-        described, outputs = found[0].problem, found[0].outputs
+    matches = find_fusions(graph, PLAIN)
+    if matches:
+        described, outputs = matches[0].problem, matches[0].outputs
     else:
         (node,) = (n for n in graph.nodes if "mm" in str(n.target))
         described, outputs = problem_of(node), (node,)  # type: ignore[assignment]
@@ -358,8 +358,8 @@ class TestLowPrecision:
         )
         canonical = program(problem)
         graph = lowered_graph(canonical.function, *canonical.empty_inputs("meta"))
-        (found,) = find_fusions(graph, PLAIN)
-        assert found.problem == problem
+        (match,) = find_fusions(graph, PLAIN)
+        assert match.problem == problem
         given = [torch.ones(inp.shape, dtype=BF16) for inp in canonical.inputs]
         exact = canonical.reference(given, torch.arange(32))
         assert [item.shape for item in exact] == [(32, N), (32, 32)]

@@ -64,13 +64,13 @@ def test_nothing_follows_in_the_kernel_where_ops_round(calls: list[Call]) -> Non
 def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Call]) -> None:
     """The program of a problem asks for the very kernel that the model's graph asks for."""
     function, inputs, operations = GRAPHS[name]
-    _, asked = lower(best, function, *inputs, cutlass__cutlass_epilogue_fusion_enabled=fuses)
+    _, problems = lower(best, function, *inputs, cutlass__cutlass_epilogue_fusion_enabled=fuses)
     (used,) = calls
     if fuses and operations is not None:
         assert [
             node.operation for node in used.tree.nodes() if node.arguments
         ] == operations.split()
-    problem = next(item for item in asked if item.epilogue.tree == used.tree)
+    problem = next(item for item in problems if item.epilogue.tree == used.tree)
     bench = inductor_benchmark.InductorBench("cuda:0")
     with (
         fake_cuda.device(),
@@ -101,8 +101,8 @@ def test_the_program_of_a_tree_equals_float64(name: str, calls: list[Call]) -> N
     if name == "grouped" or name.startswith("fp8"):
         pytest.skip("the CPU has no such operator")
     function, inputs, _ = GRAPHS[name]
-    _, asked = lower(best, function, *inputs)
-    problem = next(item for item in asked if item.epilogue.tree == calls[0].tree)
+    _, problems = lower(best, function, *inputs)
+    problem = next(item for item in problems if item.epilogue.tree == calls[0].tree)
     program = reference.program(problem)
     tensors = program.make_inputs("cpu")
     verifier = accuracy.Verifier(program, tensors)

@@ -82,21 +82,21 @@ class TestSeveral:
 
     @pytest.mark.parametrize("x", [X, tensor(2, 3, K)], ids=["two dimensions", "three"])
     def test_a_gate(self, layer: Layer, x: Tensor) -> None:
-        found = check_several(
+        match = check_several(
             lambda x, w1, s1, w2, s2: F.silu(layer(x, w1, s1)) * layer(x, w2, s2),
             x,
             *WEIGHTS[layer] * 2,
         )
-        assert found.problem.parts == (N, N)
-        assert found.problem.epilogue.gated
-        assert found.problem.prologue == PROLOGUES[layer]
-        assert operand_count(found) == 5
-        assert len(found.outputs) == 1
+        assert match.problem.parts == (N, N)
+        assert match.problem.epilogue.gated
+        assert match.problem.prologue == PROLOGUES[layer]
+        assert operand_count(match) == 5
+        assert len(match.outputs) == 1
 
     def test_a_shared_input_of_three_dimensions(self, layer: Layer) -> None:
         weight, scales = WEIGHTS[layer]
         narrow = weight[: N // 2], scales[: N // 2]
-        found = check_several(
+        match = check_several(
             lambda x, w1, s1, w2, s2, w3, s3: (
                 layer(x, w1, s1),
                 layer(x, w2, s2).relu(),
@@ -108,61 +108,61 @@ class TestSeveral:
             *narrow,
             *narrow,
         )
-        assert found.problem.parts == (N, N // 2, N // 2)
-        assert found.problem.prologue == PROLOGUES[layer]
-        assert len(found.outputs) == 3
+        assert match.problem.parts == (N, N // 2, N // 2)
+        assert match.problem.prologue == PROLOGUES[layer]
+        assert len(match.outputs) == 3
 
     def test_biases_behind_the_scales(self, layer: Layer) -> None:
-        found = check_several(
+        match = check_several(
             lambda x, w1, s1, b1, w2, s2, b2: (layer(x, w1, s1) + b1, layer(x, w2, s2) + b2),
             X,
             *(*WEIGHTS[layer], ROWS) * 2,
         )
-        assert found.problem.parts == (N, N)
-        assert [inp.broadcast for inp in found.problem.epilogue.inputs] == ["row"]
-        assert len(found.operands.biases) == 2
+        assert match.problem.parts == (N, N)
+        assert [inp.broadcast for inp in match.problem.epilogue.inputs] == ["row"]
+        assert len(match.operands.biases) == 2
 
     def test_behind_a_norm(self, layer: Layer) -> None:
         def function(x: Tensor, n: Tensor, *weights: Tensor) -> Tensor:
             y = F.rms_norm(x, (K,), n, 1e-5)
             return F.gelu(layer(y, *weights[:2])) * layer(y, *weights[2:])
 
-        found = check_several(function, X, tensor(K), *WEIGHTS[layer] * 2)
-        assert found.problem.prologue == normalized(PROLOGUES[layer])
-        assert found.problem.epilogue.gated
-        assert found.constants.epsilon == pytest.approx(1e-5)
-        assert operand_count(found) == 6
+        match = check_several(function, X, tensor(K), *WEIGHTS[layer] * 2)
+        assert match.problem.prologue == normalized(PROLOGUES[layer])
+        assert match.problem.epilogue.gated
+        assert match.constants.epsilon == pytest.approx(1e-5)
+        assert operand_count(match) == 6
 
     def test_one_behind_a_norm(self, layer: Layer) -> None:
-        found = check_several(
+        match = check_several(
             lambda x, n, w, s: layer(F.rms_norm(x, (K,), n, 1e-5), w, s) + 1,
             tensor(2, 3, K),
             tensor(K),
             *WEIGHTS[layer],
         )
-        assert found.problem.prologue == normalized(PROLOGUES[layer])
-        assert not found.problem.parts
+        assert match.problem.prologue == normalized(PROLOGUES[layer])
+        assert not match.problem.parts
 
     def test_a_gate_of_halves(self, layer: Layer) -> None:
         def function(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
             gate, up = layer(x, w, s).chunk(2, -1)
             return F.silu(gate) * up
 
-        found = check_several(function, X, *WEIGHTS[layer])
-        assert found.problem.parts == (N // 2, N // 2)
-        assert found.halves == (0, N // 2)
-        assert found.problem.prologue == PROLOGUES[layer]
+        match = check_several(function, X, *WEIGHTS[layer])
+        assert match.problem.parts == (N // 2, N // 2)
+        assert match.halves == (0, N // 2)
+        assert match.problem.prologue == PROLOGUES[layer]
 
 
 class TestSeveralRead:
     def test_results_that_are_scaled_in_three_dimensions(self) -> None:
-        found = check_several(
+        match = check_several(
             lambda x, w, s, v, t: (by_hand(x, w, s), by_hand(x, v, t) + 1),
             tensor(2, 3, K, dtype=FP16),
             *(BYTES, tensor(N, dtype=FP16)) * 2,
         )
-        assert found.problem.parts == (N, N)
-        assert [len(output.meta["val"].shape) for output in found.outputs] == [3, 3]
+        assert match.problem.parts == (N, N)
+        assert [len(output.meta["val"].shape) for output in match.outputs] == [3, 3]
 
     def test_a_norm_is_not_fused_if_rows_are_padded_by_zero_points(self) -> None:
         def function(x: Tensor, n: Tensor, w: Tensor, s: Tensor, v: Tensor, t: Tensor) -> Any:
@@ -171,19 +171,19 @@ class TestSeveralRead:
                 F.linear(y, (q.to(BF16) - 128) * r.unsqueeze(-1)) for q, r in ((w, s), (v, t))
             )
 
-        found = check_several(function, X, tensor(K), *(tensor(N, K, dtype=U8), ROWS) * 2)
-        assert found.constants.zero == 128
-        assert found.problem.prologue == Prologue(dequant=Dequant("column"))
+        match = check_several(function, X, tensor(K), *(tensor(N, K, dtype=U8), ROWS) * 2)
+        assert match.constants.zero == 128
+        assert match.problem.prologue == Prologue(dequant=Dequant("column"))
 
     @pytest.mark.parametrize("shape", [(1, 1, N), (1, 1, 1)])
     def test_scales_that_give_results_another_dimension_follow(self, shape: Any) -> None:
-        found = check_several(
+        match = check_several(
             lambda x, w, s, v, t: (by_hand(x, w, s), by_hand(x, v, t)),
             tensor(M, K, dtype=FP16),
             *(BYTES, tensor(*shape, dtype=FP16)) * 2,
         )
-        assert found.problem.prologue == Prologue(dequant=Dequant())
-        assert [len(output.meta["val"].shape) for output in found.outputs] == [2, 2]
+        assert match.problem.prologue == Prologue(dequant=Dequant())
+        assert [len(output.meta["val"].shape) for output in match.outputs] == [2, 2]
 
     @pytest.mark.parametrize(
         ("function", "inputs"),
@@ -220,16 +220,16 @@ class TestSeveralRead:
             for item in match_dequantized.find_dequantized_matmuls(graph, PLAIN)
         ]
         assert len(scaled) == 2
-        found = find_fusions(graph, PLAIN, scaled)
-        assert [case for case in found if case.problem.operation == "mixed"] == []
+        matches = find_fusions(graph, PLAIN, scaled)
+        assert [case for case in matches if case.problem.operation == "mixed"] == []
 
     def test_what_follows_is_read_as_far_as_kernels_do_it(self) -> None:
         def follow(function: Callable[..., Any], *more: Tensor) -> Fusion:
             graph = lowered_graph(
                 lambda x, w, *rest: function(F.linear(x, w.to(BF16)), *rest), X, BYTES, *more
             )
-            (found,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
-            return match_dequantized.add_scales(found)
+            (match,) = match_dequantized.find_dequantized_matmuls(graph, PLAIN)
+            return match_dequantized.add_scales(match)
 
         prologue = Prologue(dequant=Dequant("column", scale_dtype="float32"))
         wide = follow(lambda y, s: (y.float() * s).to(BF16), tensor(N, dtype=F32))
@@ -348,8 +348,8 @@ class TestLowered:
         tensors = dict((*module.named_parameters(), *module.named_buffers()))
 
         def function(x: Tensor, cosine: Tensor, sine: Tensor, *weights: Tensor) -> Any:
-            given = dict(zip(tensors, weights, strict=True))
-            return torch.func.functional_call(module, given, (x, cosine, sine))
+            parameters = dict(zip(tensors, weights, strict=True))
+            return torch.func.functional_call(module, parameters, (x, cosine, sine))
 
         inputs = [tensor(2, 3, 64), tensor(3, 8), tensor(3, 8)]
         weights = [tensor(*item.shape, dtype=item.dtype) for item in tensors.values()]

@@ -58,10 +58,10 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a s
 )
 def test_gates(act: Any, name: str, dtype: torch.dtype) -> None:
     inputs = [item.to(dtype) for item in (X3, W, W)]
-    found = check(gate_and_up(act), *inputs)
-    assert found.constants == KernelConstants(activation=name)
-    assert operand_count(found) == 3
-    problem = found.problem
+    match = check(gate_and_up(act), *inputs)
+    assert match.constants == KernelConstants(activation=name)
+    assert operand_count(match) == 3
+    problem = match.problem
     assert (problem.operation, problem.m, problem.n, problem.k) == ("mm", 32, 96, 64)
     assert problem.parts == (48, 48)
     assert problem.epilogue == Epilogue(gated=True)
@@ -71,8 +71,8 @@ def test_the_order_of_gate_and_up_is_found() -> None:
     def function(x: Tensor, up: Tensor, gate: Tensor) -> Tensor:
         return F.linear(x, up) * F.silu(F.linear(x, gate))
 
-    found = check(function, X, W, W)
-    weights = [inp.args[0].name for inp in found.inputs[1:]]  # type: ignore[union-attr]
+    match = check(function, X, W, W)
+    weights = [inp.args[0].name for inp in match.inputs[1:]]  # type: ignore[union-attr]
     assert weights == ["arg2_1", "arg1_1"]
 
 
@@ -80,10 +80,10 @@ def test_a_gate_in_float32_is_cast_by_the_kernel() -> None:
     def function(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(F.linear(x, gate).float()) * F.linear(x, up).float()
 
-    found = check(lambda *args: function(*args).to(torch.bfloat16), X, W, W)
-    assert found.problem.stored_dtype == "bfloat16"
-    found = check(function, X, W, W)
-    assert (found.problem.out, found.problem.stored_dtype) == ("bfloat16", "float32")
+    match = check(lambda *args: function(*args).to(torch.bfloat16), X, W, W)
+    assert match.problem.stored_dtype == "bfloat16"
+    match = check(function, X, W, W)
+    assert (match.problem.out, match.problem.stored_dtype) == ("bfloat16", "float32")
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -102,10 +102,10 @@ def test_a_gate_by_halves_of_one_weight(halve: Any, first: bool) -> None:
         a, b = halve(F.linear(x, w))
         return F.silu(a) * b if first else a * F.silu(b)
 
-    found = check(function, X3, W)
-    assert found.halves == ((0, 24) if first else (24, 0))
-    assert found.problem.parts == (24, 24)
-    assert found.problem.b == Operand("bfloat16", (1, 64), 8)
+    match = check(function, X3, W)
+    assert match.halves == ((0, 24) if first else (24, 0))
+    assert match.problem.parts == (24, 24)
+    assert match.problem.b == Operand("bfloat16", (1, 64), 8)
 
 
 @pytest.mark.parametrize(
@@ -117,20 +117,20 @@ def test_a_gate_by_halves_of_one_weight(halve: Any, first: bool) -> None:
     ],
 )
 def test_a_gate_with_biases(function: Any) -> None:
-    found = check(function, X3, W, W, BIAS, BIAS)
-    assert found.problem.operation == "addmm"
-    assert found.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True)
-    assert found.constants.constexprs() == {"ACTIVATION": "'silu'"}
-    assert operand_count(found) == 5
-    assert [inp.name for inp in found.inputs[-2:]] == ["arg3_1", "arg4_1"]
+    match = check(function, X3, W, W, BIAS, BIAS)
+    assert match.problem.operation == "addmm"
+    assert match.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1, gated=True)
+    assert match.constants.constexprs() == {"ACTIVATION": "'silu'"}
+    assert operand_count(match) == 5
+    assert [inp.name for inp in match.inputs[-2:]] == ["arg3_1", "arg4_1"]
 
 
 @pytest.mark.parametrize("x", [X, X3])
 def test_a_gate_by_halves_with_a_bias(x: Tensor) -> None:
-    found = check(geglu, x, W, BIAS)
-    assert (found.halves, operand_count(found)) == ((24, 0), 5)
-    assert found.problem.parts == (24, 24)
-    assert [inp.name for inp in found.inputs[1:]] == ["permute", "arg2_1"]
+    match = check(geglu, x, W, BIAS)
+    assert (match.halves, operand_count(match)) == ((24, 0), 5)
+    assert match.problem.parts == (24, 24)
+    assert [inp.name for inp in match.inputs[1:]] == ["permute", "arg2_1"]
     check(lambda x, w, b: geglu(x, w, b), X3.to(F32), W.to(F32), BIAS.to(F32))
 
 
@@ -139,8 +139,8 @@ def test_halves_that_begin_anywhere_are_less_aligned() -> None:
         a, b = (x @ w).chunk(2, dim=-1)
         return F.silu(a) * b
 
-    found = check(function, X, tensor(64, 40))
-    assert found.problem.b == Operand("bfloat16", (40, 1), 4)
+    match = check(function, X, tensor(64, 40))
+    assert match.problem.b == Operand("bfloat16", (40, 1), 4)
 
 
 PAIR = tensor(96, 64)

@@ -73,9 +73,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], GemmConfig, tuple[tuple[int, ...],
 }
 
 
-def lowered(function: Callable[..., Tensor], given: list[Tensor], asked: GemmConfig) -> str:
+def lowered(function: Callable[..., Tensor], inputs: list[Tensor], asked: GemmConfig) -> str:
     with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: asked):
-        return fake_cuda.lower(function, *(item.to("meta") for item in given)).code
+        return fake_cuda.lower(function, *(item.to("meta") for item in inputs)).code
 
 
 def operands(*shapes: tuple[int, ...], dtype: torch.dtype = F16) -> list[Tensor]:
@@ -93,14 +93,14 @@ def operands(*shapes: tuple[int, ...], dtype: torch.dtype = F16) -> list[Tensor]
 def found() -> dict[str, tuple[Tensor, Tensor]]:
     """Of each case what its kernel computes, and float64."""
     work, exact = {}, {}
-    for name, (function, asked, shapes) in CASES.items():
+    for name, (function, tile, shapes) in CASES.items():
         for dtype in (F32, F16):
-            given = operands(*shapes, dtype=dtype)
-            code = lowered(function, given, asked)
+            inputs = operands(*shapes, dtype=dtype)
+            code = lowered(function, inputs, tile)
             assert "RESCALED : tl.constexpr = True" in code, name
             assert code.count("'''") == 2, f"{name}: more than one kernel"
-            work[f"{name}, {dtype}"] = code, given
-            exact[f"{name}, {dtype}"] = function(*(item.double() for item in given))
+            work[f"{name}, {dtype}"] = code, inputs
+            exact[f"{name}, {dtype}"] = function(*(item.double() for item in inputs))
     results = kernel_interpreter.interpret_modules(work)
     return {name: (results[name], exact[name]) for name in work}
 
@@ -123,17 +123,17 @@ def test_rows_known_only_at_run_time() -> None:
 
     work, exact = {}, {}
     x, w, s, t = operands((M, 1), (N,), dtype=F32)
-    for asked in (TILE, TMA):
+    for tile in (TILE, TMA):
         with (
             scope.compile_scope(config.snapshot({})),
-            decide.force_config(lambda _, asked=asked: asked),
+            decide.force_config(lambda _, tile=tile: tile),
         ):
             module = fake_cuda.lower(
                 function, (("m", K), torch.int8), ((N, K), torch.int8), (("m", 1), F32), ((N,), F32)
             )
         assert "RESCALED : tl.constexpr = True" in module.code
-        work[asked.template] = module.code, [x, w, s, t]
-        exact[asked.template] = function(*(item.double() for item in (x, w, s, t)))
+        work[tile.template] = module.code, [x, w, s, t]
+        exact[tile.template] = function(*(item.double() for item in (x, w, s, t)))
     for name, result in kernel_interpreter.interpret_modules(work).items():
         assert (result.double() - exact[name]).abs().max() < 2e-6 * exact[name].abs().max()
 
@@ -182,8 +182,8 @@ def test_rounding_as_in_eager_mode_leaves_it_to_inductor() -> None:
 
 @pytest.mark.parametrize("flatten", [False, True])
 def test_large_tiles_stay_in_registers(flatten: bool) -> None:
-    asked = GemmConfig("persistent_tma", 128, 256, 128, 4, 8, tma=True, flatten=flatten)
-    given = [
+    options = GemmConfig("persistent_tma", 128, 256, 128, 4, 8, tma=True, flatten=flatten)
+    inputs = [
         torch.empty(size, dtype=dtype, device="meta")
         for size, dtype in (
             ((2048, 4096), torch.int8),
@@ -192,12 +192,12 @@ def test_large_tiles_stay_in_registers(flatten: bool) -> None:
             ((14336,), torch.bfloat16),
         )
     ]
-    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: asked):
-        module = fake_cuda.lower(lambda *x: dynamic(*x).to(torch.bfloat16), *given)
-    made = kernel_compiler.compiled_module(module, asked)
-    assert made.spills == 0
-    assert "wgmma.mma_async" in made.ptx
-    assert ".s32.s8.s8" in made.ptx
+    with scope.compile_scope(config.snapshot({})), decide.force_config(lambda _: options):
+        module = fake_cuda.lower(lambda *x: dynamic(*x).to(torch.bfloat16), *inputs)
+    result = kernel_compiler.compiled_module(module, options)
+    assert result.spills == 0
+    assert "wgmma.mma_async" in result.ptx
+    assert ".s32.s8.s8" in result.ptx
 
 
 @pytest.mark.parametrize("count", [2, 3], ids=["", "biases"])
@@ -206,16 +206,16 @@ def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
         scaled = product(x, w).float() * s * rest[0]
         return (scaled + rest[1] if rest[1:] else scaled).to(F16)
 
-    def kernels(function: Callable[..., object], given: list[Tensor]) -> set[str]:
-        asked: list[GemmProblem] = []
+    def kernels(function: Callable[..., object], values: list[Tensor]) -> set[str]:
+        problems: list[GemmProblem] = []
 
         def rule(found: GemmProblem) -> GemmConfig:
-            asked.append(found)
+            problems.append(found)
             return TILE
 
         with scope.compile_scope(config.snapshot({})), decide.force_config(rule):
-            module = fake_cuda.lower(function, *given)
-        assert asked == [problem]
+            module = fake_cuda.lower(function, *values)
+        assert problems == [problem]
         return {re.sub(r"triton_\w+", "", kernel) for kernel in module.kernels().values()}
 
     inputs = (
@@ -226,8 +226,8 @@ def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
         "int_mm", M, N, K, "int8", epilogue=Epilogue(inputs, count, out="float16")
     )
     scales, *rest = operands((M, 1), *[(N,)] * (count - 1))[2:]
-    given = [*operands()[:2], scales.float(), *rest]
+    values = [*operands()[:2], scales.float(), *rest]
     canonical = program(problem)
-    (kernel,) = kernels(model, [item.to("meta") for item in given])
+    (kernel,) = kernels(model, [item.to("meta") for item in values])
     assert kernels(canonical.function, canonical.empty_inputs("meta")) == {kernel}
     assert "RESCALED : tl.constexpr = True" in kernel

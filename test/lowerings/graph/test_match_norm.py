@@ -51,11 +51,11 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a s
 )
 def test_norms(norm: Any, dtype: torch.dtype) -> None:
     inputs = [item.to(dtype) for item in (X3, NORM, W)]
-    found = check(lambda x, n, w: F.linear(norm(x, n), w), *inputs)
+    match = check(lambda x, n, w: F.linear(norm(x, n), w), *inputs)
     name = str(dtype).removeprefix("torch.")
-    assert found.problem.prologue == Prologue(RowNorm("rms", 1, name))
-    assert found.problem.a == Operand.of(name, (32, 64), (64, 1))
-    assert found.constants.epsilon == pytest.approx(1e-6)
+    assert match.problem.prologue == Prologue(RowNorm("rms", 1, name))
+    assert match.problem.a == Operand.of(name, (32, 64), (64, 1))
+    assert match.constants.epsilon == pytest.approx(1e-6)
 
 
 def by_hand(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -89,23 +89,23 @@ def by_moments(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 )
 def test_layer_norms(norm: Any, dtype: torch.dtype) -> None:
     inputs = [item.to(dtype) for item in (X3, NORM, NORM, W)]
-    found = check(lambda x, n, b, w: F.linear(norm(x, n, b), w), *inputs)
+    match = check(lambda x, n, b, w: F.linear(norm(x, n, b), w), *inputs)
     name = str(dtype).removeprefix("torch.")
-    assert found.problem.prologue == Prologue(RowNorm("layer", 2, name))
-    assert found.problem.a == Operand.of(name, (32, 64), (64, 1))
-    assert found.constants.constexprs() == {"EPSILON": pytest.approx(1e-5)}
-    assert operand_count(found) == 4
+    assert match.problem.prologue == Prologue(RowNorm("layer", 2, name))
+    assert match.problem.a == Operand.of(name, (32, 64), (64, 1))
+    assert match.constants.constexprs() == {"EPSILON": pytest.approx(1e-5)}
+    assert operand_count(match) == 4
 
 
 def test_a_norm_without_a_weight() -> None:
-    found = check(lambda x, w: F.linear(F.rms_norm(x, (64,), None, 1e-6), w), X, W)
-    assert found.problem.prologue == Prologue(RowNorm("rms"))
-    assert operand_count(found) == 2
-    found = check(lambda x, w: F.linear(F.layer_norm(x, (64,)), w), X, W)
-    assert found.problem.prologue == Prologue(RowNorm("layer"))
-    found = check(lambda x, n, w: F.linear(F.layer_norm(x, (64,), n), w), X, NORM, W)
-    assert found.problem.prologue == Prologue(RowNorm("layer", 1))
-    assert operand_count(found) == 3
+    match = check(lambda x, w: F.linear(F.rms_norm(x, (64,), None, 1e-6), w), X, W)
+    assert match.problem.prologue == Prologue(RowNorm("rms"))
+    assert operand_count(match) == 2
+    match = check(lambda x, w: F.linear(F.layer_norm(x, (64,)), w), X, W)
+    assert match.problem.prologue == Prologue(RowNorm("layer"))
+    match = check(lambda x, n, w: F.linear(F.layer_norm(x, (64,), n), w), X, NORM, W)
+    assert match.problem.prologue == Prologue(RowNorm("layer", 1))
+    assert operand_count(match) == 3
 
 
 def test_vectors_of_a_norm_may_have_another_dtype() -> None:
@@ -113,8 +113,8 @@ def test_vectors_of_a_norm_may_have_another_dtype() -> None:
         return F.linear(F.layer_norm(x.float(), (64,), n, b).to(x.dtype), w)
 
     wide = tensor(64, dtype=F32)
-    found = check(function, X, wide, wide, W)
-    assert found.problem.prologue == Prologue(RowNorm("layer", 2, "float32"))
+    match = check(function, X, wide, wide, W)
+    assert match.problem.prologue == Prologue(RowNorm("layer", 2, "float32"))
 
 
 def test_a_layer_norm_of_float32_under_autocast() -> None:
@@ -122,8 +122,8 @@ def test_a_layer_norm_of_float32_under_autocast() -> None:
         with torch.autocast("cuda", torch.bfloat16):
             return F.linear(F.layer_norm(x, (64,), n, b), w)
 
-    found = check(function, *(item.to(F32) for item in (X3, NORM, NORM, W)), tolerance=0.05)
-    problem = found.problem
+    match = check(function, *(item.to(F32) for item in (X3, NORM, NORM, W)), tolerance=0.05)
+    problem = match.problem
     assert problem.prologue == Prologue(RowNorm("layer", 2, "float32"))
     assert (problem.a.dtype, problem.b.dtype, problem.out) == ("float32", "bfloat16", "bfloat16")
     assert (problem.multiply_dtype, problem.arithmetic) == ("bfloat16", "half")
@@ -136,45 +136,45 @@ def test_a_layer_norm_before_parts_with_biases() -> None:
         return F.linear(y, q, b), F.linear(y, k, c)
 
     inputs = X3, NORM, NORM, W, tensor(16, 64), tensor(48), tensor(16)
-    found = check(function, *inputs, count=2)
-    assert (found.problem.operation, found.problem.parts) == ("addmm", (48, 16))
-    assert found.problem.prologue == Prologue(RowNorm("layer", 2))
-    assert (operand_count(found), len(found.inputs)) == (5, 7)
+    match = check(function, *inputs, count=2)
+    assert (match.problem.operation, match.problem.parts) == ("addmm", (48, 16))
+    assert match.problem.prologue == Prologue(RowNorm("layer", 2))
+    assert (operand_count(match), len(match.inputs)) == (5, 7)
 
 
 def test_a_norm_before_parts_and_before_a_gate() -> None:
-    found = check(lambda x, n, *w: qkv(rms_norm(x, n), *w), X3, NORM, W, tensor(8, 64), count=2)
-    assert (found.problem.parts, operand_count(found)) == ((48, 8), 4)
+    match = check(lambda x, n, *w: qkv(rms_norm(x, n), *w), X3, NORM, W, tensor(8, 64), count=2)
+    assert (match.problem.parts, operand_count(match)) == ((48, 8), 4)
     gated = gate_and_up(F.silu)
-    found = check(lambda x, n, g, u: gated(rms_norm(x, n), g, u), X3, NORM, W, W, count=2)
-    assert found.problem.epilogue.gated
-    assert found.problem.prologue is not None
+    match = check(lambda x, n, g, u: gated(rms_norm(x, n), g, u), X3, NORM, W, W, count=2)
+    assert match.problem.epilogue.gated
+    assert match.problem.prologue is not None
 
     def halves(x: Tensor, n: Tensor, w: Tensor) -> Tensor:
         a, b = F.linear(rms_norm(x, n), w).chunk(2, dim=-1)
         return F.silu(a) * b
 
-    found = check(halves, X3, NORM, W, count=2)
-    assert (found.halves, operand_count(found)) == ((0, 24), 4)
+    match = check(halves, X3, NORM, W, count=2)
+    assert (match.halves, operand_count(match)) == ((0, 24), 4)
 
     def biased(x: Tensor, n: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return geglu(F.layer_norm(x, (64,), n, n), w, b)
 
-    found = check(biased, X3, NORM, W, BIAS, count=2)
-    assert (found.halves, operand_count(found)) == ((24, 0), 7)
+    match = check(biased, X3, NORM, W, BIAS, count=2)
+    assert (match.halves, operand_count(match)) == ((24, 0), 7)
 
     def written(x: Tensor, n: Tensor, g: Tensor, u: Tensor, b: Tensor) -> Tensor:
         y = rms_norm(x, n)
         return F.silu(F.linear(y, g) + b) * (F.linear(y, u) + b)
 
-    found = check(written, X3, NORM, W, W, BIAS, count=2)
-    assert found.problem.prologue == Prologue(RowNorm("rms", 1))
-    assert (found.problem.operation, operand_count(found)) == ("addmm", 6)
+    match = check(written, X3, NORM, W, W, BIAS, count=2)
+    assert match.problem.prologue == Prologue(RowNorm("rms", 1))
+    assert (match.problem.operation, operand_count(match)) == ("addmm", 6)
 
 
 def test_a_norm_before_a_bias() -> None:
-    found = check(lambda x, n, w, b: F.linear(rms_norm(x, n), w, b), X, NORM, W, tensor(48))
-    assert [inp.name for inp in found.inputs] == ["arg0_1", "permute", "arg1_1", "arg3_1"]
+    match = check(lambda x, n, w, b: F.linear(rms_norm(x, n), w, b), X, NORM, W, tensor(48))
+    assert [inp.name for inp in match.inputs] == ["arg0_1", "permute", "arg1_1", "arg3_1"]
 
 
 def test_the_input_of_a_norm_may_be_used_again() -> None:

@@ -89,22 +89,22 @@ def quantized_to_int8(y: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("scaled", [quantized, quantized_by_hand])
 @pytest.mark.parametrize("x", [X, X3])
 def test_a_gate_scaled_to_float8(scaled: Any, x: Tensor) -> None:
-    (found,) = find(lambda *args: scaled(gate(*args)), x, W, W)
-    assert found.problem.epilogue == Epilogue(gated=True, reductions=1, out="float8_e4m3fn")
-    assert found.problem.quantized
-    assert (found.problem.kernel_dtype, found.problem.stored_dtype) == ("bfloat16", "float8_e4m3fn")
-    assert found.constants.absolute
-    assert found.scaling[-1].meta["val"].dtype == FP8
-    assert found.matmul is None
+    (match,) = find(lambda *args: scaled(gate(*args)), x, W, W)
+    assert match.problem.epilogue == Epilogue(gated=True, reductions=1, out="float8_e4m3fn")
+    assert match.problem.quantized
+    assert (match.problem.kernel_dtype, match.problem.stored_dtype) == ("bfloat16", "float8_e4m3fn")
+    assert match.constants.absolute
+    assert match.scaling[-1].meta["val"].dtype == FP8
+    assert match.matmul is None
 
 
 def test_a_linear_layer_with_bias_and_activation() -> None:
-    (found,) = find(lambda x, w, b: quantized(F.gelu(F.linear(x, w, b))), X3, W, BIAS)
-    epilogue = found.problem.epilogue
+    (match,) = find(lambda x, w, b: quantized(F.gelu(F.linear(x, w, b))), X3, W, BIAS)
+    epilogue = match.problem.epilogue
     assert epilogue.inputs == (EpilogueInput("bfloat16", "row"),)
     assert epilogue.pointwise > 4
-    assert list(found.chain_inputs) == [found.nodes[0].args[0]]
-    assert found.matmul is found.nodes[0]
+    assert list(match.chain_inputs) == [match.nodes[0].args[0]]
+    assert match.matmul is match.nodes[0]
 
 
 def test_rows_of_unknown_sizes_seen_in_three_dimensions() -> None:
@@ -113,14 +113,14 @@ def test_rows_of_unknown_sizes_seen_in_three_dimensions() -> None:
         return quantized(y)
 
     graph = lowered_graph(function, X3, W, dynamic=[(0, 0), (0, 1)])
-    (found,) = match_row_amax.find_row_amax_fusions(graph, Settings(), [])
-    assert (found.problem.m, found.problem.quantized) == (32, True)
+    (match,) = match_row_amax.find_row_amax_fusions(graph, Settings(), [])
+    assert (match.problem.m, match.problem.quantized) == (32, True)
 
 
 def test_rows_scaled_to_int8() -> None:
-    (found,) = find(lambda x, w: quantized_to_int8(F.linear(x, w)), X, W)
-    assert found.problem.epilogue == Epilogue(reductions=1, out="int8")
-    assert found.problem.quantized
+    (match,) = find(lambda x, w: quantized_to_int8(F.linear(x, w)), X, W)
+    assert match.problem.epilogue == Epilogue(reductions=1, out="int8")
+    assert match.problem.quantized
 
 
 def test_a_norm_before_and_a_residual_behind() -> None:
@@ -128,10 +128,10 @@ def test_a_norm_before_and_a_residual_behind() -> None:
         y = r + F.linear(F.rms_norm(x, (64,), norm, 1e-5), w)
         return y, quantized(y)
 
-    found = find(function, X3, tensor(64), W, tensor(2, 16, 48))
-    kinds = [case.problem.norm and case.problem.norm.kind for case in found]
+    matches = find(function, X3, tensor(64), W, tensor(2, 16, 48))
+    kinds = [case.problem.norm and case.problem.norm.kind for case in matches]
     assert kinds == ["rms", None]
-    assert all(case.problem.epilogue.inputs[0].broadcast == "matrix" for case in found)
+    assert all(case.problem.epilogue.inputs[0].broadcast == "matrix" for case in matches)
 
 
 def test_float8_layers_one_after_the_other() -> None:
@@ -140,9 +140,9 @@ def test_float8_layers_one_after_the_other() -> None:
         return quantized(F.relu(product))
 
     scales = tensor(32, 1, dtype=torch.float32), tensor(1, 48, dtype=torch.float32)
-    (found,) = find(function, tensor(32, 64, dtype=FP8), tensor(48, 64, dtype=FP8), *scales)
-    assert found.problem.operation == "scaled"
-    assert len(found.chain_inputs) == 2
+    (match,) = find(function, tensor(32, 64, dtype=FP8), tensor(48, 64, dtype=FP8), *scales)
+    assert match.problem.operation == "scaled"
+    assert len(match.chain_inputs) == 2
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_float8_layers_one_after_the_other() -> None:
     ],
 )
 def test_maxima_alone(reduce: Any, absolute: bool) -> None:
-    (found,) = find(lambda x, w: (lambda y: (y, reduce(y)))(F.linear(x, w)), X, W)
-    assert found.problem.epilogue == Epilogue(reductions=1)
-    assert found.constants.absolute is absolute
-    assert found.scaling == ()
+    (match,) = find(lambda x, w: (lambda y: (y, reduce(y)))(F.linear(x, w)), X, W)
+    assert match.problem.epilogue == Epilogue(reductions=1)
+    assert match.constants.absolute is absolute
+    assert match.scaling == ()
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,18 @@ def test_the_graph_computes_the_same_after_the_replacement() -> None:
 
     inputs = [item.to(torch.float32) for item in (X3, W, BIAS, tensor(2, 16, 48))]
     graph = lowered_graph(function, *inputs)
-    (found,) = match_row_amax.find_row_amax_fusions(graph, Settings(), [])
+    (match,) = match_row_amax.find_row_amax_fusions(graph, Settings(), [])
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(inp.shape, generator=generator) for inp in inputs]
     before = torch.fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
 
     def kernel(a: Tensor, b: Tensor, *further: Tensor) -> Any:
-        chain = torch.fx.GraphModule(torch.nn.Module(), found.chain)
+        chain = torch.fx.GraphModule(torch.nn.Module(), match.chain)
         y = chain(a @ b, *further)
         return y.view(2, 16, 48), y.abs().amax(-1).view(2, 16, 1)
 
     with fake_cuda.device():
-        match_row_amax.apply(graph, found, kernel)
+        match_row_amax.apply(graph, match, kernel)
     graph.lint()
     after = torch.fx.Interpreter(torch.nn.Module(), graph=graph).run(*values)
     assert not any("mm" in str(node.target) for node in graph.nodes)
@@ -286,12 +286,12 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Shapes, GemmConfig]] = {
 def inputs(name: str) -> list[Tensor]:
     _, shapes, _ = FUNCTIONS[name]
     generator = torch.Generator().manual_seed(0)
-    found = [torch.randn(shape, generator=generator).half() / 4 for shape in shapes]
+    values = [torch.randn(shape, generator=generator).half() / 4 for shape in shapes]
     if "infinite" in name:
-        found[0][0] = 6e4
-        found[0][3, 5] = float("nan")
-        found[0][4, 6] = float("inf")
-    return found
+        values[0][0] = 6e4
+        values[0][3, 5] = float("nan")
+        values[0][4, 6] = float("inf")
+    return values
 
 
 def lowered(
@@ -442,9 +442,9 @@ def test_only_what_can_give_maxima_is_a_candidate() -> None:
     assert not list(search_space.candidates(several, H200))
     batch = GemmProblem.contiguous("bmm", 64, 256, 64, batch=2, epilogue=epilogue)
     assert not list(search_space.candidates(batch, H200))
-    found = list(search_space.candidates(problem, H200))
-    assert all(item.split_k == 1 or item.fused_split_k for item in found)
-    assert any(item.fused_split_k for item in found)
+    values = list(search_space.candidates(problem, H200))
+    assert all(item.split_k == 1 or item.fused_split_k for item in values)
+    assert any(item.fused_split_k for item in values)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 2048])
@@ -463,8 +463,8 @@ def test_the_canonical_program_is_found_and_verified(stored: str | None) -> None
     epilogue = Epilogue(gated=True, reductions=1, out=stored)
     problem = GemmProblem.contiguous("mm", 33, 96, 64, "float32", parts=(48, 48), epilogue=epilogue)
     canonical = program(problem)
-    (found,) = find(canonical.function, *(inp.empty("meta") for inp in canonical.inputs))
-    assert found.problem == problem
+    (match,) = find(canonical.function, *(inp.empty("meta") for inp in canonical.inputs))
+    assert match.problem == problem
     values = canonical.make_inputs("cpu")
     outputs = canonical.function(*values)
     assert [output.shape for output in outputs] == [(33, 48), (33,)]

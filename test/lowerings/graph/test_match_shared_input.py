@@ -23,32 +23,32 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a s
 
 
 def test_a_shared_input_of_weights_of_several_widths() -> None:
-    found = check(qkv, X3, W, tensor(16, 64), tensor(8, 64))
-    problem = found.problem
+    match = check(qkv, X3, W, tensor(16, 64), tensor(8, 64))
+    problem = match.problem
     assert (problem.m, problem.n, problem.k, problem.parts) == (32, 72, 64, (48, 16, 8))
     assert not problem.epilogue.gated
-    assert found.constants == KernelConstants()
-    assert operand_count(found) == 4
+    assert match.constants == KernelConstants()
+    assert operand_count(match) == 4
 
 
 def test_each_part_may_have_a_bias() -> None:
     def function(x: Tensor, q: Tensor, k: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
         return F.linear(x, q, b), F.linear(x, k, c)
 
-    found = check(function, X, W, tensor(16, 64), tensor(48), tensor(16))
-    assert found.problem.operation == "addmm"
-    assert found.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1)
-    assert found.constants == KernelConstants()
-    assert operand_count(found) == 3
-    assert len(found.inputs) == 5
+    match = check(function, X, W, tensor(16, 64), tensor(48), tensor(16))
+    assert match.problem.operation == "addmm"
+    assert match.problem.epilogue == Epilogue((EpilogueInput("bfloat16", "row"),), 1)
+    assert match.constants == KernelConstants()
+    assert operand_count(match) == 3
+    assert len(match.inputs) == 5
 
 
 def test_a_part_without_a_bias_goes_with_those_without() -> None:
     def function(x: Tensor, q: Tensor, k: Tensor, v: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         return F.linear(x, q), F.linear(x, k, b), F.linear(x, v)
 
-    (found,) = find(function, X, W, W, W, tensor(48))
-    assert [node.name for node in found.nodes] == ["mm", "mm_1"]
+    (match,) = find(function, X, W, W, W, tensor(48))
+    assert [node.name for node in match.nodes] == ["mm", "mm_1"]
 
 
 def test_weights_computed_later_move_before_the_call() -> None:
@@ -100,13 +100,13 @@ def test_two_pairs_that_depend_on_each_other() -> None:
         return second, x @ torch.relu(third)
 
     # Together, (first, fourth) would wait for third and (second, third) for first.
-    found = find(function, *(tensor(64, 64) for _ in range(3)))
-    assert [[node.name for node in item.nodes] for item in found] == [["mm", "mm_3"]]
+    matches = find(function, *(tensor(64, 64) for _ in range(3)))
+    assert [[node.name for node in item.nodes] for item in matches] == [["mm", "mm_3"]]
 
 
 def test_there_is_a_most_of_parts() -> None:
-    found = find(qkv, X, *[W] * 10)
-    assert [len(case.problem.parts) for case in found] == [match_shared_input.MOST_PARTS, 2]
+    matches = find(qkv, X, *[W] * 10)
+    assert [len(case.problem.parts) for case in matches] == [match_shared_input.MOST_PARTS, 2]
 
 
 @pytest.mark.parametrize("written", ["the input", "a cache"])

@@ -40,10 +40,10 @@ def product(graph: fx.Graph) -> fx.Node:
 def problem(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) -> GemmProblem:
     """The problem of a function's only product."""
     node = product(lowered_graph(function, *inputs, **rest))
-    found = matmul_nodes.problem_of(node)
-    assert found is not None, matmul_nodes.why_unsupported(node)
+    result = matmul_nodes.problem_of(node)
+    assert result is not None, matmul_nodes.why_unsupported(node)
     assert matmul_nodes.why_unsupported(node) is None
-    return found
+    return result
 
 
 def epilogue(*inputs: str, pointwise: int, dtype: str = "bfloat16") -> Epilogue:
@@ -51,8 +51,8 @@ def epilogue(*inputs: str, pointwise: int, dtype: str = "bfloat16") -> Epilogue:
 
 
 def test_a_linear_layer_of_three_dimensions() -> None:
-    found = problem(torch.nn.functional.linear, tensor(2, 16, 64), tensor(96, 64))
-    assert found == GemmProblem.contiguous("mm", 32, 96, 64)
+    result = problem(torch.nn.functional.linear, tensor(2, 16, 64), tensor(96, 64))
+    assert result == GemmProblem.contiguous("mm", 32, 96, 64)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_a_linear_layer_of_three_dimensions() -> None:
     ],
 )
 def test_biases(bias: torch.Tensor, options: dict[str, float], expected: Epilogue) -> None:
-    found = problem(
+    result = problem(
         lambda c, a, b: aten.addmm.default(c, a, b, **options), bias, tensor(32, 64), tensor(64, 96)
     )
-    assert found == GemmProblem.contiguous("addmm", 32, 96, 64, layouts="rr", epilogue=expected)
+    assert result == GemmProblem.contiguous("addmm", 32, 96, 64, layouts="rr", epilogue=expected)
 
 
 def test_the_bias_of_one_row_is_a_row() -> None:
-    found = problem(torch.nn.functional.linear, tensor(1, 64), tensor(96, 64), tensor(96))
-    assert found.epilogue == epilogue("row", pointwise=1)
+    match = problem(torch.nn.functional.linear, tensor(1, 64), tensor(96, 64), tensor(96))
+    assert match.epilogue == epilogue("row", pointwise=1)
 
 
 def test_batches() -> None:
@@ -86,15 +86,15 @@ def test_batches() -> None:
     )
     shared = problem(torch.bmm, tensor(8, 32, 64, strides=(0, 64, 1)), b)
     assert shared.a == Operand("bfloat16", (64, 1), 8)
-    found = problem(torch.baddbmm, tensor(8, 1, 96), a, b)
-    assert found.operation == "baddbmm"
+    match = problem(torch.baddbmm, tensor(8, 1, 96), a, b)
+    assert match.operation == "baddbmm"
     # One row for each matrix is no kind of its own.
-    assert found.epilogue == epilogue("matrix", pointwise=1)
+    assert match.epilogue == epilogue("matrix", pointwise=1)
 
 
 def test_int8() -> None:
-    found = problem(torch._int_mm, tensor(32, 64, dtype=INT8), tensor(64, 96, dtype=INT8))
-    assert found == GemmProblem.contiguous("int_mm", 32, 96, 64, "int8", layouts="rr")
+    result = problem(torch._int_mm, tensor(32, 64, dtype=INT8), tensor(64, 96, dtype=INT8))
+    assert result == GemmProblem.contiguous("int_mm", 32, 96, 64, "int8", layouts="rr")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_int8() -> None:
 )
 def test_fp8_with_scales(scales: Any, kinds: Any) -> None:
     a, b = tensor(32, 64, dtype=FP8), tensor(64, 96, dtype=FP8, strides=(1, 64))
-    found = problem(
+    result = problem(
         lambda *args: aten._scaled_mm.default(*args, out_dtype=torch.bfloat16, use_fast_accum=True),
         a,
         b,
@@ -111,7 +111,7 @@ def test_fp8_with_scales(scales: Any, kinds: Any) -> None:
         tensor(96),
     )
     inputs = (*(EpilogueInput("float32", kind) for kind in kinds), EpilogueInput("bfloat16", "row"))
-    assert found == GemmProblem.contiguous(
+    assert result == GemmProblem.contiguous(
         "scaled",
         32,
         96,
@@ -124,13 +124,13 @@ def test_fp8_with_scales(scales: Any, kinds: Any) -> None:
 
 def test_groups_of_rows() -> None:
     offsets = tensor(4, dtype=torch.int32)
-    found = problem(
+    result = problem(
         lambda a, b, offs: aten._grouped_mm.default(a, b, offs),
         tensor(128, 64),
         tensor(4, 64, 96, strides=(96 * 64, 1, 64)),
         offsets,
     )
-    assert found == GemmProblem.contiguous("grouped", 128, 96, 64, batch=4)
+    assert result == GemmProblem.contiguous("grouped", 128, 96, 64, batch=4)
     scaled = problem(
         lambda a, b, x, y, offs: aten._scaled_grouped_mm.default(
             a, b, x, y, offs, out_dtype=torch.bfloat16
@@ -159,18 +159,18 @@ def test_alignment_is_what_holds_for_all_sizes() -> None:
     # The example's leading stride of 64 would be aligned.
     a = tensor(32, 64)
     graph = lowered_graph(torch.mm, a, tensor(64, 96), dynamic=[(0, 1), (1, 0)])
-    found = matmul_nodes.problem_of(product(graph))
-    assert found is not None
-    assert (found.a.alignment, found.b.alignment) == (1, 8)
+    result = matmul_nodes.problem_of(product(graph))
+    assert result is not None
+    assert (result.a.alignment, result.b.alignment) == (1, 8)
     graph = lowered_graph(
         lambda x, w: torch.mm(x.reshape(-1, 8).t(), w),
         a,
         tensor(256, 96),
         dynamic=[(0, 0), (1, 0)],
     )
-    found = matmul_nodes.problem_of(product(graph))
-    assert found is not None
-    assert found.a == Operand("bfloat16", (1, 8), 8)
+    result = matmul_nodes.problem_of(product(graph))
+    assert result is not None
+    assert result.a == Operand("bfloat16", (1, 8), 8)
 
 
 def test_a_summed_dimension_that_may_be_empty_is_not_covered() -> None:
@@ -205,9 +205,9 @@ def test_what_the_user_asks_of_results() -> None:
     half = lowered_graph(torch.mm, tensor(32, 64), tensor(64, 96))
 
     def flags(graph: fx.Graph) -> tuple[bool, bool]:
-        found = matmul_nodes.problem_of(product(graph))
-        assert found is not None
-        return found.tf32, found.deterministic
+        result = matmul_nodes.problem_of(product(graph))
+        assert result is not None
+        return result.tf32, result.deterministic
 
     assert flags(graph) == (False, False)
     before = torch.get_float32_matmul_precision()
@@ -229,9 +229,9 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
     wide = lowered_graph(torch.mm, tensor(32, 64, dtype=F32), tensor(64, 96, dtype=F32))
 
     def flags(graph: fx.Graph) -> str | None:
-        found = matmul_nodes.problem_of(product(graph))
-        assert found is not None
-        return found.math_flags
+        result = matmul_nodes.problem_of(product(graph))
+        assert result is not None
+        return result.math_flags
 
     assert flags(half) is None
     text = "-allow_bf16_reduced_precision_reduction"

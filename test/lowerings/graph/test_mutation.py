@@ -121,18 +121,18 @@ def rule(problem: GemmProblem) -> GemmConfig | None:
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     jobs = {}
-    for name, (function, given, unknown) in CASES.items():
+    for name, (function, arguments, unknown) in CASES.items():
         inputs = [
             (("rows", *item.shape[1:]) if index in unknown else tuple(item.shape), item.dtype)
-            for index, item in enumerate(given)
+            for index, item in enumerate(arguments)
         ]
         for reorder in (False, True):
             with kernel_interpreter.interpretable():
-                lowered, asked = lower(
+                lowered, problems = lower(
                     rule, function, *inputs, reorder_for_locality=reorder, triton__max_tiles=1
                 )
-            assert asked
-            jobs[f"{name}, {reorder}"] = lowered.code, [item.clone() for item in given]
+            assert problems
+            jobs[f"{name}, {reorder}"] = lowered.code, [item.clone() for item in arguments]
     return kernel_interpreter.interpret_modules(jobs)
 
 
@@ -141,16 +141,18 @@ def results() -> dict[str, Any]:
 def test_what_was_read_before_the_write_counts(
     name: str, reorder: bool, results: dict[str, Any]
 ) -> None:
-    function, given, _ = CASES[name]
-    wide = [item.double() if item.is_floating_point() else item.clone() for item in given]
+    function, inputs, _ = CASES[name]
+    wide = [item.double() if item.is_floating_point() else item.clone() for item in inputs]
     if name == "integers":
         # Which torch multiplies as integers only.
         expected: Any = (A.double() @ B.double().t()) * ROWS.double() * COLUMNS.double()
     else:
         expected = function(*wide)
-    found = results[f"{name}, {reorder}"]
+    outputs = results[f"{name}, {reorder}"]
     pairs = (
-        [(found, expected)] if isinstance(expected, Tensor) else zip(found, expected, strict=True)
+        [(outputs, expected)]
+        if isinstance(expected, Tensor)
+        else zip(outputs, expected, strict=True)
     )
     for ours, exact in pairs:
         error = (ours.double() - exact).abs().max() / exact.abs().max()
@@ -193,8 +195,8 @@ def test_writes_between(targets: list[Any], expected: bool) -> None:
 def test_branches_that_write_nothing_are_no_obstacle() -> None:
     graph, products = between()
     branch = fx.GraphModule({}, fx.Graph())
-    given = branch.graph.placeholder("x")
-    branch.graph.output((branch.graph.call_function(aten.cos.default, (given,)),))
+    argument = branch.graph.placeholder("x")
+    branch.graph.output((branch.graph.call_function(aten.cos.default, (argument,)),))
     owner = graph.owning_module
     assert owner is not None
     owner.branch = branch
@@ -204,7 +206,7 @@ def test_branches_that_write_nothing_are_no_obstacle() -> None:
         graph.call_function(torch.ops.higher_order.cond, (True, name, name, (x,)))
     assert not is_written_between(products)
     with branch.graph.inserting_before(branch.graph.output_node()):
-        branch.graph.call_function(aten.add_.Scalar, (given, 1))
+        branch.graph.call_function(aten.add_.Scalar, (argument, 1))
     assert is_written_between(products)
 
 
@@ -216,10 +218,10 @@ def test_scaled_rows_of_unknown_number_are_one_region() -> None:
         return (wide / scales).to(torch.int8), scales
 
     inputs = (("rows", 64), HALF), ((48, 64), HALF)
-    lowered, asked = lower(rule, function, *inputs)
-    assert any(item.epilogue.reductions for item in asked)
+    lowered, problems = lower(rule, function, *inputs)
+    assert any(item.epilogue.reductions for item in problems)
     x = values((40, 64))[0]
-    found = kernel_interpreter.interpret_modules({"all": (lowered.code, [x, W])})["all"]
+    outputs = kernel_interpreter.interpret_modules({"all": (lowered.code, [x, W])})["all"]
     numbers, scales = function(x.double(), W.double())
-    assert (found[0].double() - numbers).abs().max() <= 1
-    assert torch.allclose(found[1].double(), scales.double(), rtol=2e-3)
+    assert (outputs[0].double() - numbers).abs().max() <= 1
+    assert torch.allclose(outputs[1].double(), scales.double(), rtol=2e-3)

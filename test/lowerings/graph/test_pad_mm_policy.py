@@ -28,8 +28,8 @@ def padded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         products.append((tuple(mat1.shape), tuple(mat2.shape)))
         return True
 
-    for asked in ("check_device", "has_triton"):
-        monkeypatch.setattr(pad_mm, asked, lambda *_: True)
+    for name in ("check_device", "has_triton"):
+        monkeypatch.setattr(pad_mm, name, lambda *_: True)
     monkeypatch.setattr(pad_mm, "_should_pad", should_pad)
     return products
 
@@ -150,18 +150,18 @@ def test_m_alone_is_not_padded_if_extension_kernels_compete(
     mat1: torch.Tensor, mat2: torch.Tensor, rows_alone: bool, padded: list[Any]
 ) -> None:
     compile_fx.install_hooks(activate.requested)
-    asked = mat1, mat2, torch.ops.aten.mm if mat1.dim() == 2 else torch.ops.aten.bmm
-    assert pad_mm.can_pad(*asked)
+    problems = mat1, mat2, torch.ops.aten.mm if mat1.dim() == 2 else torch.ops.aten.bmm
+    assert pad_mm.can_pad(*problems)
     with scope.compile_scope(config.snapshot({})):
-        assert pad_mm.can_pad(*asked)
+        assert pad_mm.can_pad(*problems)
         for comparing in (
             decide.force_config(lambda _: None),
             inductor_config.patch(max_autotune=True),
         ):
             with comparing:
-                assert pad_mm.can_pad(*asked) is not rows_alone
+                assert pad_mm.can_pad(*problems) is not rows_alone
     with (
         scope.compile_scope(config.snapshot({"gemm_templates": False})),
         decide.force_config(lambda _: None),
     ):
-        assert pad_mm.can_pad(*asked)
+        assert pad_mm.can_pad(*problems)

@@ -34,22 +34,22 @@ def test_where_ops_round_the_records_say_what_is_not_fused() -> None:
         inductor_config.patch(emulate_precision_casts=True),
         events.capture(ProductRecord) as records,
     ):
-        _, asked = lower(lambda _: None, layer, *layer_inputs(16))
-    assert asked
-    assert all(item.prologue is None and not item.epilogue.gated for item in asked)
+        _, problems = lower(lambda _: None, layer, *layer_inputs(16))
+    assert problems
+    assert all(item.prologue is None and not item.epilogue.gated for item in problems)
     assert records
     for record in records:
         assert sum("emulate_precision_casts" in text for text in record.declined) == 1
 
 
 def test_a_layer_has_one_kernel_per_group_of_matmuls() -> None:
-    lowered, asked = lower(lambda _: TILE, layer, *layer_inputs(8))
+    lowered, problems = lower(lambda _: TILE, layer, *layer_inputs(8))
     # Q, K, V with their norm; what stands for attention; its output with the residual; the gate
     # with its norm; and the last product with the residual.
     kernels = lowered.kernels()
     assert [("dot" in source) for source in kernels.values()] == [True, False, True, True, True]
     assert "extern_kernels." not in lowered.code
-    fused = {(item.parts, item.prologue is not None, item.epilogue.gated) for item in asked}
+    fused = {(item.parts, item.prologue is not None, item.epilogue.gated) for item in problems}
     assert ((256, 128, 128), True, False) in fused
     assert ((512, 512), True, True) in fused
 
@@ -57,15 +57,15 @@ def test_a_layer_has_one_kernel_per_group_of_matmuls() -> None:
 @pytest.mark.parametrize("rows", [8, 128])
 def test_what_is_likely_to_be_left_is_measured_with_the_fusions(rows: int) -> None:
     """What no fusion has, and of many rows Q, K and V by themselves."""
-    asked: list[list[GemmProblem]] = []
+    problems: list[list[GemmProblem]] = []
 
-    def decided(found: Sequence[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:
-        asked.append(list(found))
-        return {item: Decision(TILE, "forced") for item in found}
+    def decided(results: Sequence[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:
+        problems.append(list(results))
+        return {item: Decision(TILE, "forced") for item in results}
 
     with mock.patch.object(decide, "decide", decided):
         lower(lambda _: None, layer, *layer_inputs(rows))
-    (together,) = asked
+    (together,) = problems
     assert sum(len(item.parts) > 1 for item in together) == 4
     plain = {(item.operation, item.n, item.k) for item in together if not item.parts}
     residuals = {("addmm", 256, 256), ("addmm", 256, 512)}
@@ -104,10 +104,10 @@ def test_parts_of_what_comes_near_the_roofline_are_not_measured(
 ) -> None:
     """Of 100 us stock's path has 50 for each of the parts, whose kernels would take 5."""
     tile = GemmConfig("mixed", 16, 32, 64, 2, 2)
-    asked: list[GemmProblem] = []
+    problems: list[GemmProblem] = []
 
     def decided(problem: GemmProblem) -> Decision:
-        asked.append(problem)
+        problems.append(problem)
         if problem.operation != "mixed":
             return Decision(None, "measured", (Timing(None, 50.0),))
         ours, stock = (microseconds, 100.0) if problem.epilogue.gated else (5.0, 50.0)
@@ -115,12 +115,12 @@ def test_parts_of_what_comes_near_the_roofline_are_not_measured(
 
     weight = ((128, 256), torch.int8)
     with mock.patch.object(
-        decide, "decide", lambda found, *_: {item: decided(item) for item in found}
+        decide, "decide", lambda results, *_: {item: decided(item) for item in results}
     ):
         lowered, _ = lower(
             lambda _: None, gate_of_int8, matrix(rows, 256), *(2 * [weight, matrix(128)])
         )
-    parts = [item for item in asked if item.operation == "mixed" and not item.epilogue.gated]
+    parts = [item for item in problems if item.operation == "mixed" and not item.epilogue.gated]
     assert bool(parts) == parts_asked
     products = [source.count("tl.dot(") for source in lowered.kernels().values()]
     assert ([product for product in products if product] == [2]) == one_kernel
@@ -141,7 +141,7 @@ def test_a_norm_saves_less_if_it_computes_a_residual(computed: bool) -> None:
 
     rows = matrix(8, 256)
     with mock.patch.object(
-        decide, "decide", lambda found, *_: {item: decided(item) for item in found}
+        decide, "decide", lambda results, *_: {item: decided(item) for item in results}
     ):
         lowered, _ = lower(lambda _: None, function, rows, rows, matrix(256), matrix(256, 256))
     kernels = list(lowered.kernels().values())
@@ -155,9 +155,9 @@ def test_a_prologue_of_a_norm_saves_no_kernel() -> None:
         return F.linear(norm(h, g), v, b) + h
 
     rows, square, columns = matrix(8, 256), matrix(256, 256), matrix(256)
-    _, asked = lower(lambda _: None, function, rows, rows, square, columns, columns, square)
-    plain = {item for item in asked if item.prologue is None}
-    read = {tuple(given.broadcast for given in item.epilogue.inputs) for item in plain}
+    _, problems = lower(lambda _: None, function, rows, rows, square, columns, columns, square)
+    plain = {item for item in problems if item.prologue is None}
+    read = {tuple(inp.broadcast for inp in item.epilogue.inputs) for item in plain}
     assert read == {("row",), ("row", "matrix")}
 
 
@@ -174,11 +174,11 @@ class TestUnknownRows:
     def test_every_size_is_looked_up(
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
     ) -> None:
-        _, asked = dispatched
+        _, problems = dispatched
         # Dynamo has promised that a size that it takes for unknown is neither 0 nor 1.
         sizes = {2, 16, 64, 256, 2048}
-        assert {item.m for item in asked if item.epilogue.gated} == sizes
-        assert {item.m for item in asked if item.operation == "addmm"} == sizes
+        assert {item.m for item in problems if item.epilogue.gated} == sizes
+        assert {item.m for item in problems if item.operation == "addmm"} == sizes
 
     def test_ranges_of_one_decision_share_a_branch(
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
@@ -204,14 +204,14 @@ class TestUnknownRows:
         assert len(lowered.kernels()) == 1
 
     def test_one_kernel_where_cuda_graphs_are_recorded(self) -> None:
-        lowered, asked = lower(
+        lowered, problems = lower(
             lambda problem: TILE if problem.m <= 64 else None,
             lambda x, w: x @ w.t(),
             matrix("rows", 64),
             matrix(64, 64),
             triton__cudagraphs=True,
         )
-        assert {item.m for item in asked} == {64}
+        assert {item.m for item in problems} == {64}
         assert len(lowered.kernels()) == 1
 
     @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ class TestUnknownRows:
         ids=["batches", "columns", "batches of columns"],
     )
     def test_strides_follow_the_requested_size(self, function: Any, inputs: Any) -> None:
-        _, asked = lower(lambda _: None, function, *inputs)
-        found = {item.m: item for item in asked}
-        assert sorted(found) == [2, 16, 64, 256, 2048]
-        for rows, problem in found.items():
+        _, problems = lower(lambda _: None, function, *inputs)
+        results = {item.m: item for item in problems}
+        assert sorted(results) == [2, 16, 64, 256, 2048]
+        for rows, problem in results.items():
             known = [
                 (tuple(rows if size == "rows" else size for size in shape), dtype)
                 for shape, dtype in inputs
@@ -243,11 +243,11 @@ class TestUnknownRows:
 
     def test_sizes_of_which_no_bound_is_known(self) -> None:
         # How many rows are left is a difference.
-        lowered, asked = lower(
+        lowered, problems = lower(
             lambda problem: TILE if problem.m <= 64 else None,
             lambda x, y, w: aten.slice(torch.cat([x, x]), 0, y.shape[0], 2**63 - 1) @ w,
             *(matrix("more", 64), matrix("fewer", 1), matrix(64, 64)),
         )
-        assert {item.m for item in asked} >= {64, 2048}
+        assert {item.m for item in problems} >= {64, 2048}
         assert "extern_kernels.mm(" in lowered.code
         assert any("tl.dot" in kernel for kernel in lowered.kernels().values())

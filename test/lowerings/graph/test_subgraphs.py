@@ -66,14 +66,14 @@ def regions(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 def branches(predicate: Tensor, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Branches of different kernels, whose input a pass of Inductor's replaces by another."""
     y = x @ q + v.mean(0)
-    found: tuple[Tensor, ...] = branch(predicate, gate, plain, y, q, k, v)
-    return found
+    outputs: tuple[Tensor, ...] = branch(predicate, gate, plain, y, q, k, v)
+    return outputs
 
 
 def one_row(predicate: Tensor, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     """Parts of one row are contiguous where they are."""
-    found: tuple[Tensor, ...] = branch(predicate, parts, other_parts, x, q, k, v)
-    return found
+    outputs: tuple[Tensor, ...] = branch(predicate, parts, other_parts, x, q, k, v)
+    return outputs
 
 
 def other_parts(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -91,20 +91,20 @@ CASES: dict[str, tuple[Callable[..., Any], int, bool | None]] = {
 
 def values(rows: int, predicate: bool | None) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    found = [torch.randn(rows, 64, generator=generator).half() / 8]
-    found += [torch.randn(SIZE, generator=generator).half() / 8 for _ in range(3)]
-    return found if predicate is None else [torch.tensor(predicate), *found]
+    outputs = [torch.randn(rows, 64, generator=generator).half() / 8]
+    outputs += [torch.randn(SIZE, generator=generator).half() / 8 for _ in range(3)]
+    return outputs if predicate is None else [torch.tensor(predicate), *outputs]
 
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, list[Tensor]]:
     jobs = {}
     for name, (function, rows, predicate) in CASES.items():
-        given = values(rows, predicate)
-        inputs = [(tuple(tensor.shape), tensor.dtype) for tensor in given]
-        lowered, asked = lower(lambda _: TILE, function, *inputs, triton__max_tiles=1)
-        assert any(item.parts for item in asked)
-        jobs[name] = lowered.code, given
+        arguments = values(rows, predicate)
+        inputs = [(tuple(tensor.shape), tensor.dtype) for tensor in arguments]
+        lowered, problems = lower(lambda _: TILE, function, *inputs, triton__max_tiles=1)
+        assert any(item.parts for item in problems)
+        jobs[name] = lowered.code, arguments
     return kernel_interpreter.interpret_modules(jobs)
 
 
@@ -113,10 +113,10 @@ def test_results_of_subgraphs_are_read_in_place(
     name: str, results: dict[str, list[Tensor]]
 ) -> None:
     function, rows, predicate = CASES[name]
-    given = values(rows, predicate)
-    wide = [item.double() if item.is_floating_point() else item for item in given]
-    for found, exact in zip(results[name], function(*wide), strict=True):
-        assert (found.double() - exact).abs().max() < 4e-3 * exact.abs().max()
+    inputs = values(rows, predicate)
+    wide = [item.double() if item.is_floating_point() else item for item in inputs]
+    for result, exact in zip(results[name], function(*wide), strict=True):
+        assert (result.double() - exact).abs().max() < 4e-3 * exact.abs().max()
 
 
 def region_options(**patches: Any) -> Any:
@@ -154,10 +154,10 @@ class TestOptionsOfRegions:
         def function(x: Tensor, v: Tensor, w: Tensor) -> Any:
             return with_options(torch.mm, region_of, x @ v, w)
 
-        asked: set[tuple[int, int, int]] = set()
+        requests: set[tuple[int, int, int]] = set()
 
         def tune(problems: Any, *_: Any, **__: Any) -> Any:
-            asked.update((problem.m, problem.n, problem.k) for problem in problems)
+            requests.update((problem.m, problem.n, problem.k) for problem in problems)
             timings = Timing(None, 100.0), Timing(TILE, 50.0)
             return dict.fromkeys(problems, Decision(TILE, "measured", timings))
 
@@ -165,16 +165,16 @@ class TestOptionsOfRegions:
         with scope.compile_scope(settings), mock.patch.object(tuner, "tune", tune):
             inputs = half_of(8, 64), half_of(64, 64), half_of(64, 96)
             lowered = fake_cuda.lower(function, *inputs, **options)
-        return asked, lowered.code
+        return requests, lowered.code
 
     def test_a_region_is_tuned_if_it_asks_for_it(self, tmp_path: Path) -> None:
-        asked, code = self.tuned(tmp_path, {"max_autotune": True})
-        assert asked == {self.INNER}
+        problems, code = self.tuned(tmp_path, {"max_autotune": True})
+        assert problems == {self.INNER}
         assert code.count("extern_kernels.mm(") == code.count("tl.dot(") == 1
 
     def test_a_region_is_not_tuned_if_only_the_graph_around_it_is(self, tmp_path: Path) -> None:
-        asked, code = self.tuned(tmp_path, {"max_autotune": False}, max_autotune=True)
-        assert asked == {self.OUTER}
+        problems, code = self.tuned(tmp_path, {"max_autotune": False}, max_autotune=True)
+        assert problems == {self.OUTER}
         assert code.count("extern_kernels.mm(") == code.count("tl.dot(") == 1
 
     @pytest.mark.parametrize(
@@ -183,12 +183,12 @@ class TestOptionsOfRegions:
     def test_other_options_of_a_region_hold_as_well(
         self, patches: dict[str, Any], tmp_path: Path
     ) -> None:
-        asked, _ = self.tuned(tmp_path, patches, max_autotune=True)
-        assert asked == {self.OUTER}
+        problems, _ = self.tuned(tmp_path, patches, max_autotune=True)
+        assert problems == {self.OUTER}
 
     def test_without_options_a_region_is_as_the_graph_around_it(self, tmp_path: Path) -> None:
-        asked, _ = self.tuned(tmp_path, {}, max_autotune=True)
-        assert asked == {self.OUTER, self.INNER}
+        problems, _ = self.tuned(tmp_path, {}, max_autotune=True)
+        assert problems == {self.OUTER, self.INNER}
 
     def test_options_are_put_back(self, tmp_path: Path) -> None:
         self.tuned(tmp_path, {"max_autotune": True})

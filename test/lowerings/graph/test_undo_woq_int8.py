@@ -66,8 +66,8 @@ def test_a_replaced_matmul_is_written_out(function: Callable[..., Any], x: tuple
         torch.randint(-127, 128, (24, 32), dtype=torch.int8),
         torch.rand(24).bfloat16(),
     )
-    (found,) = fx.Interpreter(fx.GraphModule({}, graph)).run(*inputs)
-    torch.testing.assert_close(found, function(*inputs))
+    (result,) = fx.Interpreter(fx.GraphModule({}, graph)).run(*inputs)
+    torch.testing.assert_close(result, function(*inputs))
 
 
 def test_with_rounding_ops_inductors_form_stays() -> None:
@@ -88,8 +88,8 @@ def test_sizes_may_be_symbols() -> None:
         torch.ones(24, 32, dtype=torch.int8),
         torch.ones(24).bfloat16(),
     )
-    (found,) = fx.Interpreter(fx.GraphModule({}, graph)).run(*inputs)
-    torch.testing.assert_close(found, by_hand(*inputs))
+    (result,) = fx.Interpreter(fx.GraphModule({}, graph)).run(*inputs)
+    torch.testing.assert_close(result, by_hand(*inputs))
 
 
 def test_on_a_cpu_inductors_replacement_stays() -> None:

@@ -81,9 +81,9 @@ def test_errors_are_below_two_units_in_the_last_place() -> None:
     [(0.0, 0.0), (-0.0, -0.0), (5.0, 1.0), (-1e30, -1.0), (math.inf, 1.0), (-math.inf, -1.0)],
 )
 def test_ends(x: float, value: float) -> None:
-    found = float(evaluated(torch.tensor(x)))
-    assert found == value
-    assert math.copysign(1, found) == math.copysign(1, value)
+    result = float(evaluated(torch.tensor(x)))
+    assert result == value
+    assert math.copysign(1, result) == math.copysign(1, value)
 
 
 def test_not_a_number_stays_one() -> None:
@@ -98,8 +98,8 @@ def test_the_kernel_computes_gelu() -> None:
     # The interpreter executes none of PTX's.
     code, times = re.subn(r"tl.inline_asm_elementwise\('{[^\[]*\[(\w+)\].*\)", r"tl.erf(\1)", code)
     assert times == 1
-    found = kernel_interpreter.interpret_modules({"gelu": (code, [x])})["gelu"]
-    torch.testing.assert_close(found, functional.gelu(x.double()).float(), rtol=1e-5, atol=2e-7)
+    result = kernel_interpreter.interpret_modules({"gelu": (code, [x])})["gelu"]
+    torch.testing.assert_close(result, functional.gelu(x.double()).float(), rtol=1e-5, atol=2e-7)
 
 
 @on_a_stand_in
@@ -112,13 +112,13 @@ def test_inductor_keeps_its_own() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_of_halves_it_is_computed_in_float32(dtype: torch.dtype) -> None:
     with scope.compile_scope(config.snapshot({})):
-        found = fake_cuda.lower(lambda x: torch.erf(x) + 1, ((SIZE,), dtype))
-    ((_, source),) = found.kernels().items()
+        result = fake_cuda.lower(lambda x: torch.erf(x) + 1, ((SIZE,), dtype))
+    ((_, source),) = result.kernels().items()
     assert "libdevice.erf(" not in source
-    ((given,),) = (
+    ((argument,),) = (
         re.findall(r"'=f,f', \[(\w+)\]", line) for line in source.splitlines() if "abs.f32" in line
     )
-    assert re.search(rf"{given} = \w+\.to\(tl\.float32\)", source)
+    assert re.search(rf"{argument} = \w+\.to\(tl\.float32\)", source)
     # As all that stock computes of halves, it is rounded where it is stored.
     assert ".to(tl.bfloat16)" not in source
     assert ".to(tl.float16)" not in source
@@ -127,8 +127,8 @@ def test_of_halves_it_is_computed_in_float32(dtype: torch.dtype) -> None:
 @on_a_stand_in
 def test_wider_dtypes_are_left_to_inductor() -> None:
     with scope.compile_scope(config.snapshot({})):
-        found = fake_cuda.lower(torch.erf, ((SIZE,), torch.float64))
-    assert all("libdevice.erf(" in source for source in found.kernels().values())
+        result = fake_cuda.lower(torch.erf, ((SIZE,), torch.float64))
+    assert all("libdevice.erf(" in source for source in result.kernels().values())
 
 
 CUDA_MATH = ["emulate_precision_casts"]
@@ -180,9 +180,9 @@ def arithmetic(name: str, source: str) -> int:
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": 4},
         )
-    told = kernel_compiler.cuobjdump(binary.asm["cubin"], "-sass")
-    found = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+([^;]*);", told, re.MULTILINE)
-    return sum(text.split()[0] != "NOP" for text in found)
+    sass = kernel_compiler.cuobjdump(binary.asm["cubin"], "-sass")
+    instructions = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+([^;]*);", sass, re.MULTILINE)
+    return sum(text.split()[0] != "NOP" for text in instructions)
 
 
 @pytest.mark.gpu

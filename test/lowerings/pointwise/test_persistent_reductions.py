@@ -44,16 +44,16 @@ def of_a_sum(x: Tensor, y: Tensor) -> Tensor:
 def lowered(
     function: Function, *shapes: tuple[int, ...], ours: bool = True, **settings: Any
 ) -> fake_cuda.Lowered:
-    given = [(shape, torch.float16) for shape in shapes]
+    inputs = [(shape, torch.float16) for shape in shapes]
     if not ours:
-        return fake_cuda.lower(function, *given)
+        return fake_cuda.lower(function, *inputs)
     with scope.compile_scope(config.snapshot(settings)):
-        return fake_cuda.lower(function, *given)
+        return fake_cuda.lower(function, *inputs)
 
 
-def kinds(found: fake_cuda.Lowered) -> list[str]:
+def kinds(result: fake_cuda.Lowered) -> list[str]:
     """Of each kernel: `per` if it holds its rows, `red` if it loops over them, `poi` else."""
-    return [re.match(r"triton_(\w\w\w)_", name)[1] for name in found.kernels()]  # type: ignore[index]
+    return [re.match(r"triton_(\w\w\w)_", name)[1] for name in result.kernels()]  # type: ignore[index]
 
 
 @without_gpu
@@ -174,9 +174,9 @@ def test_as_in_float64(function: Function) -> None:
     x = (torch.randn(11, 1500, generator=torch.Generator().manual_seed(0)) * 3 + 1).half()
     module = lowered(function, tuple(x.shape))
     assert kinds(module) == ["per"]
-    (found,) = kernel_interpreter.interpret_modules({"": (module.code, [x])}).values()
+    (result,) = kernel_interpreter.interpret_modules({"": (module.code, [x])}).values()
     expected = function(x.double())
-    assert (found.double() - expected).norm() <= 1e-3 * expected.norm()
+    assert (result.double() - expected).norm() <= 1e-3 * expected.norm()
 
 
 @pytest.mark.gpu
@@ -188,16 +188,16 @@ def test_on_a_gpu_with_gradients(function: Function, length: int, dtype: torch.d
     x = torch.randn(97, length, device="cuda", dtype=dtype, generator=generator) * 2 + 1
     weight = torch.randn(x.shape, device="cuda", dtype=dtype, generator=generator)
 
-    def results(function: Function, *given: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = given
+    def results(function: Function, *argument: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = argument
         x = x.detach().requires_grad_()
         y = function(x)
         (y * weight).sum().backward()
         assert x.grad is not None
         return y, x.grad
 
-    found = results(torch.compile(function, backend="inductor_ext"), x, weight)
+    values = results(torch.compile(function, backend="inductor_ext"), x, weight)
     expected = results(function, x.double(), weight.double())
     eps = torch.finfo(dtype).eps
-    for ours, exact in zip(found, expected, strict=True):
+    for ours, exact in zip(values, expected, strict=True):
         assert (ours.double() - exact).norm() <= 4 * eps * exact.norm()

@@ -55,13 +55,13 @@ class TestPlacing:
         total = 0
         contention = component.contention()
         for index, one in enumerate(ordered):
-            found = {
+            results = {
                 j
                 for j, other in enumerate(ordered)
                 if j != index and one.start < other.end and other.start < one.end
             }
-            assert sorted(component.find_overlapping(index)) == sorted(found)
-            total += len(found)
+            assert sorted(component.find_overlapping(index)) == sorted(results)
+            total += len(results)
             assert contention[index] == lower_bound(
                 [
                     Interval(max(i.start, one.start), min(i.end, one.end), i.size, i.alignment)

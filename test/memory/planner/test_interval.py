@@ -106,13 +106,13 @@ class TestVerify:
     def test_finds_every_single_overlap_put_into_a_good_plan(self) -> None:
         problem = dense(60)
         plan = solve(problem, iterations=0)
-        found = 0
+        result = 0
         for index in range(len(problem)):
             for delta in (-1, 1):
                 offsets = list(plan.offsets)
                 offsets[index] += delta
                 if conflicts(problem, offsets):
-                    found += 1
+                    result += 1
                     with pytest.raises(exc.PlanError):
                         verify(problem, offsets)
-        assert found > 60
+        assert result > 60

@@ -20,15 +20,15 @@ class TestSearch:
     ) -> None:
         component = stepped(problem)
         best = optimum(problem)
-        found, _ = search_canonical(component, range(component.count), best, None)
-        assert found is not None
-        assert component.peak(found) == best
+        result, _ = search_canonical(component, range(component.count), best, None)
+        assert result is not None
+        assert component.peak(result) == best
         assert search_canonical(component, range(component.count), best - 1, None)[0] is None
 
     def test_enumeration_stops_when_its_work_is_spent(self) -> None:
         component = stepped(dense(80))
-        found, spent = search_canonical(component, range(component.count), component.bound, 1000)
-        assert found is None
+        result, spent = search_canonical(component, range(component.count), component.bound, 1000)
+        assert result is None
         assert 1000 <= spent < 2000
 
     def test_ejection_improves_on_a_greedy_placement_and_stays_right(self) -> None:

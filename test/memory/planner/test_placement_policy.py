@@ -115,10 +115,10 @@ def spans(case: Case, decision: Decision) -> list[tuple[str, int, int, int]]:
     first, from the first one's start to the last one's end.
     """
     members = {int(m.request.name) for arena in decision.arenas for m in arena.members}
-    found = []
+    results = []
     for arena in decision.arenas:
         first = case.storages[int(arena.members[0].request.name)]
-        found.append((first.device, int(arena.size), arena.start, arena.end))
+        results.append((first.device, int(arena.size), arena.start, arena.end))
     later = {earlier: index for index, earlier in decision.reused_from.items()}
     for index, storage in enumerate(case.storages):
         if index in members or index in decision.reused_from:
@@ -126,8 +126,8 @@ def spans(case: Case, decision: Decision) -> list[tuple[str, int, int, int]]:
         last = index
         while last in later:
             last = later[last]
-        found.append((storage.device, storage.size, storage.start, case.storages[last].end))
-    return found
+        results.append((storage.device, storage.size, storage.start, case.storages[last].end))
+    return results
 
 
 def alive(case: Case, allocations: Sequence[tuple[str, int, int, int]], device: str) -> list[int]:
@@ -185,9 +185,9 @@ def check_structure(case: Case, decision: Decision) -> None:
                 for own, besides in zip(alive(case, allocations, device), other, strict=True)
             ]
             assert peaks[device] == max(total)
-    asked = set(range(len(case.storages))) - set(placed) - set(decision.reused_from)
+    problems = set(range(len(case.storages))) - set(placed) - set(decision.reused_from)
     assert decision.calls == len(decision.arenas) + sum(
-        case.storages[i].is_allocated_by_code for i in asked
+        case.storages[i].is_allocated_by_code for i in problems
     )
 
 

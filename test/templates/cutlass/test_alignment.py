@@ -91,8 +91,8 @@ class TestAlignment:
     ) -> None:
         strides = (columns + pad, 1)
         operand = Operand.of(dtype, (rows, columns), strides, offset=offset)
-        found = alignment(dtype, (rows, columns), strides, offset)
-        assert found == math.gcd(operand.alignment, columns)
+        result = alignment(dtype, (rows, columns), strides, offset)
+        assert result == math.gcd(operand.alignment, columns)
 
     @pytest.mark.parametrize(
         ("layout", "expected"),

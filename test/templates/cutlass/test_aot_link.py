@@ -32,19 +32,19 @@ extern "C" int32_t inductor_ext_run(void const* call, void* workspace, void* str
 def test_a_model_is_linked_with_a_real_one(tmp_path: Path) -> None:
     """And needs nothing of CUDA's to be loaded."""
     config, epilogue = CLASSES["old_addmm_row"]
-    made = source(config, epilogue)
+    output = source(config, epilogue)
     code, kernel, model = (tmp_path / name for name in ("model.cpp", "kernel.o", "model.so"))
-    aot_link.link(made, real_store(), str(kernel))
-    code.write_text(_MODEL.replace("@", aot_link.symbol(made)))
+    aot_link.link(output, real_store(), str(kernel))
+    code.write_text(_MODEL.replace("@", aot_link.symbol(output)))
     exports = f"-Wl,--version-script={RUNTIME / 'exports.map'}"
     command = ["g++", "-shared", "-fPIC", exports, "-o", *map(str, (model, code, kernel))]
     subprocess.run(command, check=True)
     needed = subprocess.run(["ldd", model], capture_output=True, text=True, check=True).stdout
     assert "cuda" not in needed
-    found = Kernel(ctypes.CDLL(str(model)), made.name)
+    result = Kernel(ctypes.CDLL(str(model)), output.name)
     a, b, out = (torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(3))
     arguments = call(config, a, b.t(), out, [out[:1]], scalars=(1, 1), sms=1)
-    assert found.workspace_size(arguments) == 0
+    assert result.workspace_size(arguments) == 0
     if not torch.cuda.is_available():
         # As far as the first call of CUDA's.
-        assert found.run(arguments, 0, 0) > CUDA_ERRORS
+        assert result.run(arguments, 0, 0) > CUDA_ERRORS

@@ -63,8 +63,8 @@ class TestRanking:
         ],
     )
     def test_there_may_be_none(self, problem: GemmProblem, where: Device) -> None:
-        found = rank(problem, where)
-        assert found == [] or found[0][0].arch < 90
+        results = rank(problem, where)
+        assert results == [] or results[0][0].arch < 90
 
     @pytest.mark.parametrize(
         ("problem", "where"),
@@ -84,13 +84,13 @@ class TestRanking:
         assert config.target == 10 * where.capability[0] + where.capability[1]
 
     def test_what_is_kept_differs(self) -> None:
-        found = rank(LINEAR, H200, 4)
-        assert len(found) == 4
-        assert len({(config.tile, config.mainloop) for config, _ in found}) == 4
-        times = [microseconds for _, microseconds in found]
+        results = rank(LINEAR, H200, 4)
+        assert len(results) == 4
+        assert len({(config.tile, config.mainloop) for config, _ in results}) == 4
+        times = [microseconds for _, microseconds in results]
         assert times == sorted(times)
         two = rank(LINEAR, H200)
-        assert set(two) <= set(found)
+        assert set(two) <= set(results)
         mainloops = {config.mainloop for config, _ in two}
         assert mainloops == {"warpspecialized_pingpong", "warpspecialized_cooperative"}
 
@@ -124,9 +124,9 @@ class TestRanking:
     def test_candidates_are_legal_and_not_below_the_roofline(
         self, problem: GemmProblem, where: Device
     ) -> None:
-        found = rank(problem, where, 3)
-        assert len(found) <= 3
-        for config, microseconds in found:
+        results = rank(problem, where, 3)
+        assert len(results) <= 3
+        for config, microseconds in results:
             assert why_not(problem, config, where) == []
             assert math.isfinite(microseconds)
             assert microseconds >= problem.roofline(where)

@@ -76,10 +76,12 @@ def fused(
 ) -> Case:
     """A case with one output."""
     read_ = tuple(EpilogueInput(inp.dtype, inp.broadcast) for inp in inputs)
-    told = FusedEpilogue(read_, 4, out if out != problem.out else None)
+    epilogue = FusedEpilogue(read_, 4, out if out != problem.out else None)
     stored = out or problem.out
     return Case(
-        dataclasses.replace(problem, epilogue=told), Epilogue(((stored, value),), inputs), **rest
+        dataclasses.replace(problem, epilogue=epilogue),
+        Epilogue(((stored, value),), inputs),
+        **rest,
     )
 
 
@@ -204,13 +206,15 @@ def config_of(case: Case) -> CutlassConfig:
     options = dict(case.options)
     level = options.pop("level", 0)
     # Whatever the sizes, as they are too small to be worth it.
-    found = rank(case.problem, device(), 1, case.only, level)
-    if not found and case.only == STREAM_K:
+    results = rank(case.problem, device(), 1, case.only, level)
+    if not results and case.only == STREAM_K:
         cooperative = rank(case.problem, device(), 1, Filter("cooperative", "stream_k"))
-        found = [(dataclasses.replace(item, scheduler="stream_k"), us) for item, us in cooperative]
-    if not found:
+        results = [
+            (dataclasses.replace(item, scheduler="stream_k"), us) for item, us in cooperative
+        ]
+    if not results:
         pytest.skip(f"no kernel for {device().name}")
-    return dataclasses.replace(found[0][0], **options)
+    return dataclasses.replace(results[0][0], **options)
 
 
 def source_of(case: Case) -> Source:
@@ -223,22 +227,22 @@ def store(request: pytest.FixtureRequest) -> ArtifactStore:
     for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
-    found = ArtifactStore(kernel_folder(), 4 << 30)
-    asked = {
+    result = ArtifactStore(kernel_folder(), 4 << 30)
+    problems = {
         item.callspec.params["name"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_results_match_float64
     }
     sources = {}
-    for name in asked:
+    for name in problems:
         try:
-            made = source_of(CASES[name])
+            output = source_of(CASES[name])
         except pytest.skip.Exception:
             continue
-        sources[made.name] = made
+        sources[output.name] = output
     # What fails is reported by the test that needs it.
-    build_all(list(sources.values()), found, Toolchain.find())
-    return found
+    build_all(list(sources.values()), result, Toolchain.find())
+    return result
 
 
 def values_of(operand: Operand, shape: tuple[int, ...], k: int) -> torch.Tensor:
@@ -252,10 +256,10 @@ def values_of(operand: Operand, shape: tuple[int, ...], k: int) -> torch.Tensor:
         return torch.randint(0, 256, (rows, columns // 2), device="cuda", dtype=torch.uint8).mT
     dtype = getattr(torch, operand.dtype)
     if dtype == torch.int8:
-        found = torch.randint(-100, 100, shape, device="cuda", dtype=dtype)
+        result = torch.randint(-100, 100, shape, device="cuda", dtype=dtype)
     else:
-        found = (torch.randn(shape, device="cuda") / k**0.25).to(dtype)
-    return found.mT if operand.layout == "column" else found
+        result = (torch.randn(shape, device="cuda") / k**0.25).to(dtype)
+    return result.mT if operand.layout == "column" else result
 
 
 def inputs_of(case: Case) -> list[torch.Tensor]:
@@ -338,12 +342,12 @@ def test_results_match_float64(store: ArtifactStore, name: str) -> None:
     else:
         exact = a.double() @ dequantized(case, b, inputs)
     expected = _exactly(case.epilogue, exact, inputs, case.scalars)
-    for found, wanted, (dtype, _) in zip(outputs, expected, case.epilogue.outputs, strict=True):
-        told = dataclasses.replace(problem.epilogue, out=dtype)
-        allowed = bound(dataclasses.replace(problem, epilogue=told))
+    for result, wanted, (dtype, _) in zip(outputs, expected, case.epilogue.outputs, strict=True):
+        epilogue = dataclasses.replace(problem.epilogue, out=dtype)
+        allowed = bound(dataclasses.replace(problem, epilogue=epilogue))
         scale = wanted.square().mean().sqrt().item()
         # Fast functions of activations are good to float32.
-        assert error(found, wanted, scale) <= 2 * allowed + 1e-6, config.name
+        assert error(result, wanted, scale) <= 2 * allowed + 1e-6, config.name
 
 
 def _exactly(
@@ -361,8 +365,8 @@ def _exactly(
             number = node.value if node.operation == "constant" else scalars[node.index]
             return torch.tensor(number, dtype=torch.float64, device="cuda")
         name = {"truediv": "true_divide"}.get(node.operation, node.operation)
-        found: torch.Tensor = getattr(torch, name)(*operands)
-        return found
+        result: torch.Tensor = getattr(torch, name)(*operands)
+        return result
 
     return [value(node).expand(accumulator.shape) for _, node in epilogue.outputs]
 

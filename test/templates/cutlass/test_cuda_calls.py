@@ -74,8 +74,8 @@ def layer(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two outputs, and a number that comes from a size."""
-    found = torch.relu(torch.nn.functional.linear(x, w, b)) / x.shape[0] ** 0.5
-    return found + r, found * 2
+    result = torch.relu(torch.nn.functional.linear(x, w, b)) / x.shape[0] ** 0.5
+    return result + r, result * 2
 
 
 def model(
@@ -97,16 +97,16 @@ def inputs(rows: int = ROWS, *, dynamic: bool = False) -> tuple[torch.Tensor, ..
         *((rows, INNER), (HIDDEN, INNER), (HIDDEN,), (rows, HIDDEN)),
         *((OUT, HIDDEN), (OUT,), (rows, OUT)),
     )
-    found = tuple(torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
-    for tensor in found:
+    results = tuple(torch.randn(shape, device="cuda").bfloat16() for shape in shapes)
+    for tensor in results:
         if dynamic and tensor.shape[0] == rows:
             torch._dynamo.mark_dynamic(tensor, 0)
-    return found
+    return results
 
 
-def check(found: Any, given: tuple[torch.Tensor, ...]) -> None:
-    expected = model(*(item.double() for item in given))
-    for one, other in zip(found, expected, strict=True):
+def check(results: Any, values: tuple[torch.Tensor, ...]) -> None:
+    expected = model(*(item.double() for item in values))
+    for one, other in zip(results, expected, strict=True):
         difference = torch.linalg.vector_norm(one.double() - other)
         assert (difference / torch.linalg.vector_norm(other)).item() < ERROR
 
@@ -121,24 +121,24 @@ def compiled(**options: Any) -> Any:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_results_match_float64(dynamic: bool, cpp: bool) -> None:
     function = compiled(cpp_wrapper=cpp)
-    given = inputs(dynamic=dynamic)
-    found, (code,) = run_and_get_code(function, *given)
-    check(found, given)
+    values = inputs(dynamic=dynamic)
+    result, (code,) = run_and_get_code(function, *values)
+    check(result, values)
     assert code.count("cutlass_runtime.load(") == 2
     asks = "launch_with_workspace(" if cpp else ".with_workspace("
     # Of known sizes, the memory is the wrapper's.
     assert (asks in code.partition("inductor_entry_impl")[2 if cpp else 0]) == dynamic
     for rows in (100, 3000) if dynamic else ():
-        given = inputs(rows)
-        check(function(*given), given)
+        values = inputs(rows)
+        check(function(*values), values)
 
 
 @pytest.mark.parametrize("planned", [False, True])
 def test_memory_that_is_planned(planned: bool) -> None:
     function = compiled(memory_planning=planned)
     for _ in range(2):
-        given = inputs()
-        check(function(*given), given)
+        values = inputs()
+        check(function(*values), values)
 
 
 @pytest.mark.parametrize("cpp", [False, True], ids=["python", "cpp"])
@@ -148,9 +148,9 @@ def test_cuda_graphs_of_torch(dynamic: bool, cpp: bool) -> None:
     counters.clear()
     for rows in (ROWS, 704) if dynamic else (ROWS,):
         for _ in range(4):
-            given = inputs(rows, dynamic=dynamic)
+            values = inputs(rows, dynamic=dynamic)
             torch.compiler.cudagraph_mark_step_begin()
-            check([tensor.clone() for tensor in function(*given)], given)
+            check([tensor.clone() for tensor in function(*values)], values)
     # Inductor makes none for its C++ wrapper.
     assert counters["inductor"]["cudagraph_skips"] == 0 or cpp
 
@@ -166,30 +166,30 @@ def test_a_graph_that_is_captured_can_be_replayed(dynamic: bool) -> None:
     side.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = function(*static)
+        result = function(*static)
     for _ in range(3):
         for place, value in zip(static, inputs(), strict=True):
             place.copy_(value)
         # What others allocate meanwhile must not lie in the graph's workspaces.
         noise = [torch.full((1 << 24,), 255, device="cuda", dtype=torch.uint8)]
         graph.replay()
-        check(found, static)
+        check(result, static)
         del noise
 
 
 def test_streams_side_by_side() -> None:
     function = compiled()
-    given = [inputs() for _ in range(4)]
-    function(*given[0])
-    streams = [torch.cuda.Stream() for _ in given]
+    arguments = [inputs() for _ in range(4)]
+    function(*arguments[0])
+    streams = [torch.cuda.Stream() for _ in arguments]
     torch.cuda.synchronize()
-    found = []
+    values = []
     for _ in range(5):
-        for stream, item in zip(streams, given, strict=True):
+        for stream, item in zip(streams, arguments, strict=True):
             with torch.cuda.stream(stream):
-                found.append((function(*item), item))
+                values.append((function(*item), item))
     torch.cuda.synchronize()
-    for results, item in found:
+    for results, item in values:
         check(results, item)
 
 
@@ -203,11 +203,11 @@ def test_groups() -> None:
 
     torch._dynamo.reset()
     run = torch.compile(function, backend="inductor_ext", options=OPTIONS)
-    found, (code,) = run_and_get_code(run, x, w, ends)
+    result, (code,) = run_and_get_code(run, x, w, ends)
     assert "cutlass_runtime.load(" in code
     spans = zip((0, *ends.tolist()), ends.tolist(), strict=False)
     exact = torch.cat([x[i:j].double() @ w[g].double().t() for g, (i, j) in enumerate(spans)])
-    difference = torch.linalg.vector_norm(found.double() - exact)
+    difference = torch.linalg.vector_norm(result.double() - exact)
     assert (difference / torch.linalg.vector_norm(exact)).item() < ERROR
 
 
@@ -242,13 +242,13 @@ torch.save([[each.cpu() for each in result] for result in results], out)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_a_package_needs_neither_nvcc_nor_cutlass(dynamic: bool, tmp_path: Path) -> None:
     module = Model()
-    given = []
+    values = []
     for count in (ROWS, 100, 3000) if dynamic else (ROWS,):
         x, _, _, r1, _, _, r2 = inputs(count)
-        given.append((x, r1, r2))
+        values.append((x, r1, r2))
     rows = torch.export.Dim("rows", min=2, max=4096)
     shapes = ({0: rows}, {0: rows}, {0: rows}) if dynamic else None
-    program = torch.export.export(module, given[0], dynamic_shapes=shapes)
+    program = torch.export.export(module, values[0], dynamic_shapes=shapes)
     package = str(tmp_path / "model.pt2")
     with inductor_ext.activate(artifact_cache=False):
         torch._inductor.aoti_compile_and_package(
@@ -256,13 +256,13 @@ def test_a_package_needs_neither_nvcc_nor_cutlass(dynamic: bool, tmp_path: Path)
         )
 
     def right(results: Any) -> None:
-        for result, (x, r1, r2) in zip(results, given, strict=True):
+        for result, (x, r1, r2) in zip(results, values, strict=True):
             tensors = (x, module.w1, module.b1, r1, module.w2, module.b2, r2)
             check([item.cuda() for item in result], tensors)  # type: ignore[arg-type]
 
     own = inductor_ext.load(package)
-    right([own(*item) for item in given])
-    torch.save([[tensor.cpu() for tensor in tensors] for tensors in given], tmp_path / "given.pt")
+    right([own(*item) for item in values])
+    torch.save([[tensor.cpu() for tensor in tensors] for tensors in values], tmp_path / "given.pt")
     hidden = ("CUDA_HOME", "CUDA_PATH", "TORCHINDUCTOR_CUTLASS_DIR")
     environment = {name: text for name, text in os.environ.items() if name not in hidden}
     # Where Python is, without what else is there.
@@ -300,8 +300,8 @@ def test_another_process_gets_code_and_kernels_from_the_cache() -> None:
     def run(way: str) -> tuple[int, int]:
         command = [sys.executable, "-c", _AGAIN, way]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        told = json.loads(done.stdout.splitlines()[-1])
-        return told["hits"], told["builds"]
+        details = json.loads(done.stdout.splitlines()[-1])
+        return details["hits"], details["builds"]
 
     with fresh_cache():
         # The code is in the cache, and the kernels are in the store.

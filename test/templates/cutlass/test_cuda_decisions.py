@@ -189,8 +189,8 @@ def best(problem: GemmProblem, only: Filter | None = None) -> CutlassConfig | No
     """The CUTLASS kernel that the model ranks first."""
     if problem.epilogue.tree is None:
         return None
-    found = cutlass_options.Options(only=only or Filter(), limit=1).rank(problem, device())
-    return found[0][0] if found else None
+    results = cutlass_options.Options(only=only or Filter(), limit=1).rank(problem, device())
+    return results[0][0] if results else None
 
 
 def compiled(function: Callable[..., Any], inputs: Tensors, **options: Any) -> Any:
@@ -202,12 +202,12 @@ def compiled(function: Callable[..., Any], inputs: Tensors, **options: Any) -> A
 
 def asked_for(function: Callable[..., Any], inputs: Tensors) -> list[GemmProblem]:
     """The problems of a function's product that a CUTLASS kernel could be for, each once."""
-    asked: dict[GemmProblem, None] = {}
+    problems: dict[GemmProblem, None] = {}
 
     # Remembers each, and chooses nothing.
-    with decide.force_config(asked.setdefault):
+    with decide.force_config(problems.setdefault):
         compiled(function, inputs)
-    return [item for item in asked if item.epilogue.tree is not None]
+    return [item for item in problems if item.epilogue.tree is not None]
 
 
 def mm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -239,12 +239,12 @@ def kernels() -> Mapping[str, str]:
 def exactly(function: Callable[..., Any], inputs: Tensors) -> tuple[torch.Tensor, ...]:
     """The results in float64."""
     wide = [inp if inp.dtype == torch.int32 else inp.double() for inp in inputs]
-    found = function(*wide)
-    return found if isinstance(found, tuple) else (found,)
+    result = function(*wide)
+    return result if isinstance(result, tuple) else (result,)
 
 
-def assert_right(found: Any, function: Callable[..., Any], inputs: Tensors) -> None:
-    outputs = found if isinstance(found, tuple) else (found,)
+def assert_right(result: Any, function: Callable[..., Any], inputs: Tensors) -> None:
+    outputs = result if isinstance(result, tuple) else (result,)
     for output, reference in zip(outputs, exactly(function, inputs), strict=True):
         assert output.shape == reference.shape
         difference = torch.linalg.vector_norm(output.double() - reference)
@@ -262,8 +262,8 @@ def test_a_matmul_and_its_epilogue_are_one_kernel(name: str, kernels: Mapping[st
     inputs = make()
     before = counters["inductor"]["cutlass_epilogue_fusion_counter"]
     with decide.force_config(best), events.capture() as records:
-        found = compiled(function, inputs)
-    assert_right(found, function, inputs)
+        result = compiled(function, inputs)
+    assert_right(result, function, inputs)
     (config_,) = chosen(records)
     assert isinstance(config_, CutlassConfig)
     alone = name == "float16" or name.startswith("addmm")
@@ -283,8 +283,8 @@ def test_one_kernel_takes_all_sizes(
         return FORCED[name] if problem.epilogue.tree is not None else None
 
     with decide.force_config(rule), events.capture() as records:
-        found = compiled(mm, inputs)
-    assert_right(found, mm, inputs)
+        result = compiled(mm, inputs)
+    assert_right(result, mm, inputs)
     assert chosen(records) == [FORCED[name]]
 
 
@@ -302,10 +302,10 @@ def test_float16_is_summed_up_in_float32_whatever_is_allowed(
     setattr(matmul, switch, on)
     try:
         with decide.force_config(best), events.capture() as records:
-            found = compiled(function, inputs)
+            result = compiled(function, inputs)
     finally:
         setattr(matmul, switch, before)
-    assert_right(found, function, inputs)
+    assert_right(result, function, inputs)
     (config_,) = chosen(records)
     assert isinstance(config_, CutlassConfig)
     assert config_.accumulator == "float32"
@@ -345,8 +345,8 @@ def test_lists_leave_only_or_none_of_pingpong(
         config.patch(tuning_cache_dir=str(tmp_path)),
         events.capture(TuningRecord) as records,
     ):
-        found = compiled(mm, inputs, max_autotune=True, **options)
-    assert_right(found, mm, inputs)
+        result = compiled(mm, inputs, max_autotune=True, **options)
+    assert_right(result, mm, inputs)
     (record,) = records
     candidates = [candidate for candidate in record.candidates if candidate.config is not None]
     assert ["pingpong" in candidate.config.name for candidate in candidates] == [not denied]
@@ -368,12 +368,12 @@ def test_a_faulty_kernel_is_dropped_for_the_fallback(
     with config.patch(artifact_cache_dir=str(tmp_path / "kernels"), tuning_cache=False):
         options = {"cutlass.cutlass_max_profiling_configs": 1, "max_autotune": True}
         (problem,) = asked_for(mm, inputs)
-        made = best(problem)
-        assert made is not None
-        _put_faulty(families.source_of(problem, made), FAULTS[fault])
+        output = best(problem)
+        assert output is not None
+        _put_faulty(families.source_of(problem, output), FAULTS[fault])
         with events.capture(TuningRecord) as records:
-            found = compiled(mm, inputs, **options)
-    assert_right(found, mm, inputs)
+            result = compiled(mm, inputs, **options)
+    assert_right(result, mm, inputs)
     (record,) = records
     assert record.chosen is None
     (dropped,) = (candidate for candidate in record.candidates if candidate.config is not None)

@@ -140,11 +140,11 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Te
     functions = ctypes.CDLL(str(library))
 
     def run(name: str, *values: torch.Tensor) -> torch.Tensor:
-        given = torch.stack(values)
-        assert given.shape == (leaves[name], 8)
+        operands = torch.stack(values)
+        assert operands.shape == (leaves[name], 8)
         result = torch.empty(8)
         getattr(functions, f"{name}_8")(
-            ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(result.data_ptr())
+            ctypes.c_void_p(operands.data_ptr()), ctypes.c_void_p(result.data_ptr())
         )
         return result
 
@@ -166,9 +166,9 @@ class TestFunctions:
         for node in epilogue.nodes():
             if node.operation in ("accumulator", "read", "parameter") and node not in order:
                 order.append(node)
-        given = {ACCUMULATOR: x, read(0): y, read(1): z}
-        given |= {parameter(i): torch.full((8,), value) for i, value in enumerate(parameters)}
-        result = computed(name, *(given[node] for node in order))
+        inputs = {ACCUMULATOR: x, read(0): y, read(1): z}
+        inputs |= {parameter(i): torch.full((8,), value) for i, value in enumerate(parameters)}
+        result = computed(name, *(inputs[node] for node in order))
         torch.testing.assert_close(result, expected, equal_nan=True, rtol=2e-6, atol=1e-6)
 
     @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ class TestHeaders:
         part = components.probe("cutlass")
         if not part.available:
             pytest.skip(f"no CUTLASS: {part.why}")
-        found = find_headers.find()
-        assert found.version >= find_headers.LOWEST
-        assert (found.include / "cutlass" / "gemm" / "device").is_dir()
+        result = find_headers.find()
+        assert result.version >= find_headers.LOWEST
+        assert (result.include / "cutlass" / "gemm" / "device").is_dir()
         # The package's release has one number more.
-        assert (part.version or found.release).startswith(found.release)
+        assert (part.version or result.release).startswith(result.release)
 
     def test_a_checkout(self, tmp_path: Path) -> None:
-        found = find_headers.find(self.checkout(tmp_path))
-        assert (found.root, found.release) == (tmp_path, "4.3.1")
+        result = find_headers.find(self.checkout(tmp_path))
+        assert (result.root, result.release) == (tmp_path, "4.3.1")
 
     def test_inductors_setting(self, tmp_path: Path) -> None:
         import torch._inductor.config as inductor_config

@@ -75,11 +75,11 @@ class TestLaunch:
     def test_one_row_has_a_stride_that_tma_takes(self, echo: Kernel) -> None:
         a = torch.zeros(5)[None].as_strided((1, 5), (1, 1))
         b = torch.zeros(5, 1).as_strided((5, 1), (1, 1))
-        found = echo.workspace_size(call(self.CONFIG, a, b, torch.zeros(1, 1)))
-        assert found is not None
-        assert found // 100000000 == 16 + 1000 * 16 + 1000000
+        result = echo.workspace_size(call(self.CONFIG, a, b, torch.zeros(1, 1)))
+        assert result is not None
+        assert result // 100000000 == 16 + 1000 * 16 + 1000000
 
     def test_what_cannot_run_has_no_workspace(self, echo: Kernel) -> None:
         empty = torch.zeros(0, 4)
-        found = echo.workspace_size(call(self.CONFIG, empty, torch.zeros(4, 2), torch.zeros(0, 2)))
-        assert found is None
+        result = echo.workspace_size(call(self.CONFIG, empty, torch.zeros(4, 2), torch.zeros(0, 2)))
+        assert result is None

@@ -42,26 +42,26 @@ class TestBuild:
 
     def test_who_wants_the_same_waits_for_it(self, machine: Machine) -> None:
         slow = script('sleep 0.3; echo good >"$out"')
-        found: list[bytes] = []
+        results: list[bytes] = []
         threads = [
-            threading.Thread(target=lambda: found.append(machine.built(slow))) for _ in range(4)
+            threading.Thread(target=lambda: results.append(machine.built(slow))) for _ in range(4)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == [b"good\n"] * 4
+        assert results == [b"good\n"] * 4
         assert machine.runs == 1
 
     def test_another_source_architecture_or_kind_is_another_entry(self) -> None:
-        found = {
+        results = {
             key(GOOD),
             key(GOOD, "cubin"),
             key(BAD),
             key(Source("kernel_1", GOOD.text, "80")),
             key(Source("kernel_2", GOOD.text, "90a")),
         }
-        assert len(found) == 5
+        assert len(results) == 5
 
     def test_kernels_of_other_toolchains_are_used_without_any(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
@@ -77,10 +77,10 @@ class TestBuild:
 
     def test_an_entry_describes_itself(self, machine: Machine) -> None:
         with built(GOOD, machine.store, machine.toolchain) as file:
-            told = json.loads((file.parent / nvcc_build.DETAILS).read_text())
+            details = json.loads((file.parent / nvcc_build.DETAILS).read_text())
             assert (file.parent / "kernel.cu").read_text() == GOOD.text
-        assert told.pop("seconds") >= 0
-        assert told == {
+        assert details.pop("seconds") >= 0
+        assert details == {
             "name": "kernel_1",
             "architecture": "90a",
             "nvcc": "13.0.88",
@@ -192,35 +192,35 @@ class TestBuild:
         assert [is_built(item, machine.store, machine.toolchain) for item in large] == [False, True]
 
 
-def really(made: Source) -> bytes:
+def really(result: Source) -> bytes:
     """What nvcc builds of a source, for the device."""
-    with built(made, real_store(), kind="cubin") as file:
+    with built(result, real_store(), kind="cubin") as file:
         return file.read_bytes()
 
 
 @pytest.mark.slow
 def test_nvcc_builds_one_for_capability_9_0() -> None:
-    made = source(*CLASSES["mm"])
-    content = really(made)
+    result = source(*CLASSES["mm"])
+    content = really(result)
     assert content[:4] == b"\x7fELF"
-    assert made.name.encode() in content
-    assert BASE.name in made.name
+    assert result.name.encode() in content
+    assert BASE.name in result.name
 
 
 @pytest.mark.slow
 def test_nvcc_builds_one_for_4_bit_weights() -> None:
-    made = source(*CLASSES["mixed_uint4"])
-    content = really(made)
-    assert made.name.encode() in content
-    assert f"{made.name}_scales".encode() in content
+    result = source(*CLASSES["mixed_uint4"])
+    content = really(result)
+    assert result.name.encode() in content
+    assert f"{result.name}_scales".encode() in content
 
 
 @pytest.mark.slow
 def test_nvcc_builds_an_older_one_as_a_library() -> None:
     config, epilogue = CLASSES["old_addmm_row"]
-    made = source(config, epilogue)
-    with built(made, real_store()) as file:
-        kernel = Kernel(ctypes.CDLL(str(file)), made.name)
+    result = source(config, epilogue)
+    with built(result, real_store()) as file:
+        kernel = Kernel(ctypes.CDLL(str(file)), result.name)
         content = file.read_bytes()
         symbols = subprocess.run(
             ["nm", "--extern-only", "--defined-only", file.with_name(nvcc_build.OBJECT)],
@@ -228,10 +228,10 @@ def test_nvcc_builds_an_older_one_as_a_library() -> None:
             text=True,
             check=True,
         ).stdout
-    assert made.name.encode() in content
+    assert result.name.encode() in content
     # Several can be linked together under other names.
-    found = {line.split()[2] for line in symbols.splitlines()}
-    assert found == {"inductor_ext_run", "inductor_ext_workspace_size"}
+    results = {line.split()[2] for line in symbols.splitlines()}
+    assert results == {"inductor_ext_run", "inductor_ext_workspace_size"}
     # This much needs no device.
     for k, expected in ((64, 0), (60, None)):
         a, b, out = (torch.zeros(64, item, dtype=torch.bfloat16) for item in (k, k, 64))

@@ -13,13 +13,13 @@ from test.support.cutlass_sources import ACTIVATED, BASE, BF16, CLASSES, OLD, bi
 from test.support.goldens import assert_matches_golden, golden_names
 
 
-def lines(made: Source) -> list[str]:
+def lines(result: Source) -> list[str]:
     """A source without its own name, and without functions of epilogues, which have tests of their
     own.
     """
     kept = []
     inside = False
-    for line in made.text.replace(made.name, "NAME").splitlines():
+    for line in result.text.replace(result.name, "NAME").splitlines():
         inside = inside or line == "template <class Fragment>"
         if not inside:
             kept.append(line)
@@ -62,9 +62,9 @@ class TestSource:
             assert "4096" not in source(*CLASSES[name]).text
 
     def test_its_name_distinguishes_epilogues(self) -> None:
-        made = [source(BASE, epilogue) for epilogue in (identity(BF16), ACTIVATED)]
-        assert made[0].name != made[1].name
-        for entry in made:
+        results = [source(BASE, epilogue) for epilogue in (identity(BF16), ACTIVATED)]
+        assert results[0].name != results[1].name
+        for entry in results:
             assert entry.name.startswith(BASE.name)
             # What a profiler shows.
             assert f"    {entry.name}(__grid_constant__ " in entry.text
@@ -76,17 +76,17 @@ class TestSource:
         assert source(*CLASSES["old_scaled"]).architecture == "89"
 
     def test_older_kernels_are_built_for_their_device(self) -> None:
-        found = {
+        results = {
             value: source(replace(OLD, target=value), identity(BF16)) for value in (80, 86, 90, 120)
         }
-        assert {key: item.architecture for key, item in found.items()} == {
+        assert {key: item.architecture for key, item in results.items()} == {
             80: "80",
             86: "86",
             90: "90",
             120: "120",
         }
         # Each has a name of its own.
-        assert len({value.name for value in found.values()}) == 4
+        assert len({value.name for value in results.values()}) == 4
 
     def test_includes_no_cutlass_utilities(self) -> None:
         for name in CLASSES:
@@ -125,8 +125,8 @@ class TestSource:
     def test_each_kind_of_4_bit_weight_has_a_kernel(self) -> None:
         config, epilogue = CLASSES["mixed_uint4"]
         kinds = [Packed(first, zero) for first in (False, True) for zero in (0, 8)]
-        made = {source(config, replace(epilogue, packed=kind)).name for kind in kinds}
-        assert len(made) == 4
+        results = {source(config, replace(epilogue, packed=kind)).name for kind in kinds}
+        assert len(results) == 4
         text = source(config, replace(epilogue, packed=Packed(zero=8))).text
         assert "offset = 0x43084308;" in text
         # Two's complement with its highest bit inverted is 8 more.

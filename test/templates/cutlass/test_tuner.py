@@ -85,14 +85,14 @@ def tune(
         mock.patch.object(compile_workers, "warm_up") as compilers,
         mock.patch.object(subprocess_runner, "run", side_effect=in_a_process) as run,
     ):
-        found = tuner.tune(problems, H200, benchmark_backends.cpu_bench, Settings())
+        result = tuner.tune(problems, H200, benchmark_backends.cpu_bench, Settings())
     # While kernels are built.
     assert warm_up.called == compilers.called == bool(cutlass)
     apart = {job.problem for item in run.call_args_list for job in item.args[0]}
     assert apart == {
         problem for problem in problems if problem == TOLD and set(cutlass) - set(unbuilt or {})
     }
-    return found
+    return result
 
 
 def test_candidates_of_both_families_are_measured_together(
@@ -116,9 +116,9 @@ def test_candidates_of_both_families_are_measured_together(
 
 
 def test_problems_without_a_tree_are_tried_in_this_process() -> None:
-    found = tune([candidate(80)], [cutlass_candidate(60)], problems=[LINEAR, TOLD])
-    assert found[LINEAR].config == candidate(80)
-    assert found[TOLD].config == cutlass_candidate(60)
+    results = tune([candidate(80)], [cutlass_candidate(60)], problems=[LINEAR, TOLD])
+    assert results[LINEAR].config == candidate(80)
+    assert results[TOLD].config == cutlass_candidate(60)
 
 
 def test_without_triton_as_backend_it_has_no_candidates() -> None:
@@ -168,22 +168,22 @@ class TestKernels:
 
     def test_a_binary_is_built_once_for_all_that_share_it(self) -> None:
         twin = dataclasses.replace(BEST, swizzle=1)
-        found = dataclasses.replace(BEST, tile=(128, 128, 64))
+        result = dataclasses.replace(BEST, tile=(128, 128, 64))
         error = exc.KernelBuildError(kernel="it", why="no")
         built: list[Any] = []
 
         def build_all(sources: Any, store: Any) -> Any:
             built.extend(source.name for source in sources)
-            return {kernels.source_of(PLAIN, found).name: error}
+            return {kernels.source_of(PLAIN, result).name: error}
 
         with (
             mock.patch.object(cutlass_kernels.nvcc_build.Toolchain, "find"),
             mock.patch.object(cutlass_kernels.nvcc_build, "build_all", build_all),
         ):
-            wanted = [(PLAIN, item) for item in (BEST, twin, found)]
+            wanted = [(PLAIN, item) for item in (BEST, twin, result)]
             reasons = cutlass_kernels.prepare(wanted, Settings())
         assert len(built) == len(set(built)) == 2
-        assert reasons == {(PLAIN, found): "failed to build: no"}
+        assert reasons == {(PLAIN, result): "failed to build: no"}
 
 
 class TestKept:
@@ -215,9 +215,9 @@ class TestKept:
     def test_settings_make_another_environment(self, tmp_path: Path) -> None:
         store = TuningDatabase(tmp_path)
         decision = Decision(BEST, "measured", (Timing(None, 9.0), Timing(BEST, 5.0)))
-        told = [cutlass_options.Options(limit=limit).candidate_set for limit in (2, 3)]
-        store.put({PLAIN: decision}, H200, environments(told[0]))
-        same, other = (store.lookup(PLAIN, H200, environments(item)) for item in told)
+        details = [cutlass_options.Options(limit=limit).candidate_set for limit in (2, 3)]
+        store.put({PLAIN: decision}, H200, environments(details[0]))
+        same, other = (store.lookup(PLAIN, H200, environments(item)) for item in details)
         assert same is not None
         assert same.exact
         assert other is not None
@@ -242,16 +242,16 @@ def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
     from inductor_ext.templates.cutlass.epilogue import Tensor, read
     from inductor_ext.templates.tensors import EpilogueInput
 
-    def asked(alignment: int) -> str:
+    def options(alignment: int) -> str:
         inputs = (Tensor("bfloat16", "matrix", alignment),)
         tree = Tree((("bfloat16", apply("add", ACCUMULATOR, read(0))),), inputs)
-        told = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, tree=tree)
-        problem = dataclasses.replace(PLAIN, epilogue=told)
+        text = Epilogue((EpilogueInput("bfloat16", "matrix"),), 1, tree=tree)
+        problem = dataclasses.replace(PLAIN, epilogue=text)
         config = cutlass_options.Options().rank(problem, H200)[0][0]
         assert kernels.legal(problem, config, H200)
         return config.c
 
-    assert [asked(8), asked(1)] == ["bfloat16", "void"]
+    assert [options(8), options(1)] == ["bfloat16", "void"]
 
 
 def test_what_is_left_of_an_epilogue_is_done_behind_the_kernel() -> None:

@@ -359,10 +359,10 @@ class TestConstraints:
     ) -> None:
         constraint = CONSTRAINTS[name]
         assert config.template in constraint.templates
-        found = constraint.check(problem, config, on)
-        assert found is not None
-        assert reason in found
-        assert found in why_not(problem, config, on)
+        results = constraint.check(problem, config, on)
+        assert results is not None
+        assert reason in results
+        assert results in why_not(problem, config, on)
         assert not legal(problem, config, on)
 
     def test_every_constraint_has_an_example_and_a_meaning(self) -> None:

@@ -34,11 +34,11 @@ class TestPhysics:
     @examples(150)
     def test_no_prediction_is_below_the_roofline(self, case: Case) -> None:
         problem, _, on = case
-        found = predict(*case)
-        assert found.total >= on.launch + problem.roofline(on)
-        assert all(getattr(found, part) >= 0 for part in PARTS)
-        busy = found.compute + found.epilogue
-        assert found.total >= found.launch + max(busy, found.memory) + found.reduction
+        result = predict(*case)
+        assert result.total >= on.launch + problem.roofline(on)
+        assert all(getattr(result, part) >= 0 for part in PARTS)
+        busy = result.compute + result.epilogue
+        assert result.total >= result.launch + max(busy, result.memory) + result.reduction
 
     @given(problems(), configs(), devices())
     @examples(150)
@@ -113,11 +113,11 @@ class TestPhysics:
     def test_splits_are_added_up_at_a_price(self) -> None:
         problem = linear(16, 4096, 14336)
         config = GemmConfig("splitk", 16, 128, 64, 6, 4, swap_ab=True, tma=True, split_k=4)
-        found = predict(problem, config, H200)
-        assert DEFAULT.gap < found.reduction < 2 * DEFAULT.gap
+        result = predict(problem, config, H200)
+        assert DEFAULT.gap < result.reduction < 2 * DEFAULT.gap
         dependent = predict(problem, replace(config, pdl=True), H200)
-        assert dependent.reduction < found.reduction
-        assert dependent.total < found.total
+        assert dependent.reduction < result.reduction
+        assert dependent.total < result.total
         assert predict(problem, replace(config, split_k=1), H200).reduction == 0
 
     def test_two_stages_do_not_overlap_loads_and_wgmma(self) -> None:

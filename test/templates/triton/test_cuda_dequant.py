@@ -34,16 +34,18 @@ def uncached() -> Iterator[None]:
 
 def check(problem: GemmProblem, template: str, count: int = 3) -> None:
     """Some of a template's candidates, far apart in its space, against float64."""
-    found = [
+    values = [
         candidate
         for candidate in search_space.candidates(problem, device())
         if candidate.template == template
     ]
-    assert found
+    assert values
     canonical = program(problem)
     inputs = canonical.make_inputs("cuda")
     expected = canonical.reference(inputs, torch.arange(problem.m, device="cuda"))
-    for config in dict.fromkeys(found[index * (len(found) - 1) // count] for index in range(count)):
+    for config in dict.fromkeys(
+        values[index * (len(values) - 1) // count] for index in range(count)
+    ):
         results, taken = run(problem, config, inputs)
         assert taken == [config]
         for result, exact in zip(results, expected, strict=True):
@@ -55,12 +57,12 @@ def check(problem: GemmProblem, template: str, count: int = 3) -> None:
 def run(
     problem: GemmProblem, config: GemmConfig, inputs: list[torch.Tensor]
 ) -> tuple[tuple[torch.Tensor, ...], list[GemmConfig | None]]:
-    def what(asked: GemmProblem) -> tuple[object, ...]:
-        norm = asked.norm and asked.norm.kind
-        return asked.operation, asked.parts, asked.epilogue.gated, norm
+    def what(options: GemmProblem) -> tuple[object, ...]:
+        norm = options.norm and options.norm.kind
+        return options.operation, options.parts, options.epilogue.gated, norm
 
-    def rule(asked: GemmProblem) -> GemmConfig | None:
-        return config if what(asked) == what(problem) else None
+    def rule(options: GemmProblem) -> GemmConfig | None:
+        return config if what(options) == what(problem) else None
 
     torch._dynamo.reset()
     with torch.no_grad(), decide.force_config(rule), events.capture() as records:

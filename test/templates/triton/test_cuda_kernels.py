@@ -68,13 +68,13 @@ def error(case: Case, values: list[torch.Tensor] | None = None) -> float:
     assert legal(case.problem, case.config, device())
     values = kernel_cases.inputs(case, "cuda") if values is None else values
     with kernel_cases.lowering_of(case) as function:
-        found = torch.compile(function, fullgraph=True)(*values)
+        result = torch.compile(function, fullgraph=True)(*values)
     if case.config.split_k > 1 and not case.config.fused_split_k:
-        found = found.unflatten(-2, (case.config.split_k, -1)).sum(-3)
+        result = result.unflatten(-2, (case.config.split_k, -1)).sum(-3)
     expected = kernel_cases.reference(case, values)
-    assert found.shape == expected.shape
-    assert torch.isfinite(found).all()
-    difference = torch.linalg.vector_norm(found.double() - expected)
+    assert result.shape == expected.shape
+    assert torch.isfinite(result).all()
+    difference = torch.linalg.vector_norm(result.double() - expected)
     return (difference / torch.linalg.vector_norm(expected)).item()
 
 
@@ -226,14 +226,14 @@ class TestLaunches:
     def test_in_streams_side_by_side(self, product: Any) -> None:
         compiled, operands, expected = product
         streams = [torch.cuda.Stream() for _ in range(4)]
-        found: list[list[torch.Tensor]] = [[] for _ in streams]
+        values: list[list[torch.Tensor]] = [[] for _ in streams]
         torch.cuda.synchronize()
         for _ in range(50):
             for index, stream in enumerate(streams):
                 with torch.cuda.stream(stream):
-                    found[index].append(compiled(*operands[index % 2]))
+                    values[index].append(compiled(*operands[index % 2]))
         torch.cuda.synchronize()
-        for index, results in enumerate(found):
+        for index, results in enumerate(values):
             assert all(torch.equal(result, expected[index % 2]) for result in results)
 
     def test_replayed_side_by_side(self, product: Any) -> None:
@@ -251,9 +251,9 @@ class TestLaunches:
                 with torch.cuda.stream(stream):
                     graph.replay()
             torch.cuda.synchronize()
-            for known, found in zip(expected, results, strict=True):
-                assert all(torch.equal(item, known) for item in found)
-                for item in found:
+            for known, outputs in zip(expected, results, strict=True):
+                assert all(torch.equal(item, known) for item in outputs)
+                for item in outputs:
                     item.fill_(-1)
             torch.cuda.synchronize()
 
@@ -411,7 +411,7 @@ def test_indices_beyond_32_bits() -> None:
         values = kernel_cases.inputs(case, "cuda")
         assert legal(case.problem, case.config, device())
         with kernel_cases.lowering_of(case) as function:
-            found = torch.compile(function, fullgraph=True)(*values)
+            results = torch.compile(function, fullgraph=True)(*values)
         a, b = values
         for rows in (slice(0, 8), slice(-8, None)):
-            torch.testing.assert_close(found[rows], a[rows] @ b, rtol=1e-2, atol=1e-2)
+            torch.testing.assert_close(results[rows], a[rows] @ b, rtol=1e-2, atol=1e-2)

@@ -248,12 +248,12 @@ class Machine:
         target, *rest = operands
         values = [int(item, 0) if item[0].isdigit() else self.registers[item] for item in rest]
         name, *kind = operation.split(".")
-        found = getattr(self, name)(kind, *values)
+        result = getattr(self, name)(kind, *values)
         if "|" in target:
             low, high = target.split("|")
-            self.registers |= {low: found & 0xFFFF, high: found >> 16}
+            self.registers |= {low: result & 0xFFFF, high: result >> 16}
         else:
-            self.registers[target] = found
+            self.registers[target] = result
 
     def mov(self, kind: list[str], x: int) -> int:
         return x
@@ -270,10 +270,10 @@ class Machine:
         return int.from_bytes(chosen, "little")
 
     def fma(self, kind: list[str], x: int, y: int, z: int) -> int:
-        found = [
+        values = [
             a * b + c for a, b, c in zip(*(halves(item, "bf16") for item in (x, y, z)), strict=True)
         ]
-        return joined([max(item, 0.0) for item in found] if "relu" in kind else found, "bf16")
+        return joined([max(item, 0.0) for item in values] if "relu" in kind else values, "bf16")
 
     def add(self, kind: list[str], x: int, y: int) -> int:
         return joined(
@@ -307,8 +307,8 @@ def joined(values: list[float], kind: str) -> int:
 def assembly(item: Case) -> str:
     """The inline assembly of a kernel, which may be there several times."""
     (source,) = kernel_cases.render(item).kernels().values()
-    (found,) = set(re.findall(r"inline_asm_elementwise\(((?:\s*\"[^\"]*\")+),", source))
-    return "".join(re.findall(r"\"(.*)\"", found))
+    (result,) = set(re.findall(r"inline_asm_elementwise\(((?:\s*\"[^\"]*\")+),", source))
+    return "".join(re.findall(r"\"(.*)\"", result))
 
 
 def words() -> Iterator[int]:
@@ -327,8 +327,8 @@ class TestBits:
         kind = {"bfloat16": "bf16", "float16": "f16"}[dtype]
         for word in words():
             registers = Machine(text, {"$2": word}).registers
-            found = halves(registers["$0"], kind) + halves(registers["$1"], kind)
-            assert found == list(
+            result = halves(registers["$0"], kind) + halves(registers["$1"], kind)
+            assert result == list(
                 struct.unpack("4b" if b_dtype == "int8" else "4B", word.to_bytes(4, "little"))
             )
 
@@ -343,11 +343,11 @@ class TestBits:
                 [number for i in pair for number in halves(registers[f"${i}"], kind)]
                 for pair in ((0, 1), (2, 3))
             )
-            for byte, *found in zip(word.to_bytes(4, "little"), low, high, strict=True):
+            for byte, *values in zip(word.to_bytes(4, "little"), low, high, strict=True):
                 expected = [byte & 15, byte >> 4]
                 if b_dtype == "int4":
                     expected = [(item ^ 8) - 8 for item in expected]
-                assert found == [item - zero for item in expected]
+                assert values == [item - zero for item in expected]
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     @pytest.mark.parametrize(
@@ -366,25 +366,25 @@ class TestBits:
         packed = b_dtype.endswith("4")
         for word in words():
             registers = Machine(text, {"$8" if packed else "$4": word}).registers
-            found = [halves(registers[f"${i}"], kind)[0] for i in range(8 if packed else 4)]
-            given = word.to_bytes(4, "little")
+            values = [halves(registers[f"${i}"], kind)[0] for i in range(8 if packed else 4)]
+            inputs = word.to_bytes(4, "little")
             if not packed:
-                assert found == list(struct.unpack("4b" if b_dtype == "int8" else "4B", given))
+                assert values == list(struct.unpack("4b" if b_dtype == "int8" else "4B", inputs))
                 continue
             # The lower halves of all bytes come first, whichever has the smaller k.
-            numbers = [item & 15 for item in given] + [item >> 4 for item in given]
+            numbers = [item & 15 for item in inputs] + [item >> 4 for item in inputs]
             if b_dtype == "int4":
                 numbers = [(number ^ 8) - 8 for number in numbers]
-            assert found == [number - options.get("ZERO", 0) for number in numbers]
+            assert values == [number - options.get("ZERO", 0) for number in numbers]
 
 
 STREAM = GemmConfig("mixed", 16, 64, 128, 4, 2)
 STREAMED = GemmConfig("stationary", 8, 112, 2048, 1, 8, split_k=2, fused_split_k=True)
 
 
-def loop_of(found: kernel_compiler.Compiled) -> str:
+def loop_of(result: kernel_compiler.Compiled) -> str:
     """The PTX of the loop along K."""
-    start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", found.ptx, re.MULTILINE | re.DOTALL)
+    start = re.search(r"^\$L__BB0_\d+:.*?mma\.sync.*?bra", result.ptx, re.MULTILINE | re.DOTALL)
     assert start is not None
     return start[0]
 
@@ -429,11 +429,11 @@ class TestDirect:
         ids=["bytes", "pairs", "gated", "parts"],
     )
     def test_no_element_changes_its_thread(self, item: Case, capability: tuple[int, int]) -> None:
-        found = kernel_compiler.compiled(item, capability)
-        assert found.spills == 0
+        result = kernel_compiler.compiled(item, capability)
+        assert result.spills == 0
         # What is added up at the end is all that is shared.
-        assert found.shared == item.config.shared_memory(item.problem)
-        loop = loop_of(found)
+        assert result.shared == item.config.shared_memory(item.problem)
+        loop = loop_of(result)
         assert "shared" not in loop
         assert "bar.sync" not in loop
         assert "cvt.rn.bf16" not in loop
@@ -503,13 +503,13 @@ class TestStationary:
         ids=["bytes", "pairs", "16 rows", "gated"],
     )
     def test_rows_stay_in_registers(self, item: Case, capability: tuple[int, int]) -> None:
-        found = kernel_compiler.compiled(item, capability)
-        assert found.spills == 0
+        result = kernel_compiler.compiled(item, capability)
+        assert result.spills == 0
         # For 8 rows an SM has two CTAs of 8 warps, or four of 4.
-        assert found.registers <= 128 or item.config.block_m > 8
+        assert result.registers <= 128 or item.config.block_m > 8
         # The sums of the warps are all that is shared.
-        assert found.shared == item.config.shared_memory(item.problem)
-        loop = loop_of(found)
+        assert result.shared == item.config.shared_memory(item.problem)
+        loop = loop_of(result)
         assert "cvt.rn.bf16" not in loop
         # Of b, two columns of a lane; nothing of a.
         chunks = item.config.chunks(item.problem)
@@ -527,19 +527,19 @@ class TestStationary:
                 prologue=Prologue(dequant=Dequant(scales, group)),  # type: ignore[arg-type]
             )
             tried = [config for config, _ in rank(problem, device("NVIDIA H200"))]
-            found = [item for item in tried if item.template == "stationary"]
-            assert found
-            assert len(found) < len(tried)
+            values = [item for item in tried if item.template == "stationary"]
+            assert values
+            assert len(values) < len(tried)
             # About as many CTAs as the SMs hold at once.
-            assert all(item.units(problem) >= 240 for item in found)
+            assert all(item.units(problem) >= 240 for item in values)
 
     def test_of_many_columns_there_are_more_ctas_than_the_sms_hold(self) -> None:
         problem = GemmProblem.contiguous(
             "mixed", 16, 128_256, 4096, b_dtype="int8", prologue=Prologue(dequant=Dequant("column"))
         )
         tried = candidates(problem, device("NVIDIA H200"))
-        found = [item for item in tried if item.template == "stationary"]
-        assert {(item.threads, item.block_n) for item in found} == {(128, 256), (256, 512)}
+        values = [item for item in tried if item.template == "stationary"]
+        assert {(item.threads, item.block_n) for item in values} == {(128, 256), (256, 512)}
 
 
 class TestCompiled:
@@ -573,10 +573,10 @@ class TestCompiled:
         self.check(each, (9, 0))
 
     def check(self, item: Case, capability: tuple[int, int]) -> None:
-        found = kernel_compiler.compiled(item, capability)
-        assert found.spills <= 16
-        assert found.shared <= STREAM.shared_memory(item.problem)
-        loop = loop_of(found)
+        result = kernel_compiler.compiled(item, capability)
+        assert result.spills <= 16
+        assert result.shared <= STREAM.shared_memory(item.problem)
+        loop = loop_of(result)
         assert "cvt.rn" not in loop
         # All of it comes by asynchronous copies, and none of b goes through shared memory again.
         assert "ld.global" not in loop

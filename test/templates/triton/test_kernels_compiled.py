@@ -60,11 +60,11 @@ EPSILON = {"EPSILON": 1e-5}
 def compiled(case: Case, on: Device = H200) -> Compiled:
     """A legal case, compiled; it fits as the model says, without spilling."""
     assert legal(case.problem, case.config, on)
-    found = kernel_compiler.compiled(case, on.capability)
-    assert found.spills == 0
+    result = kernel_compiler.compiled(case, on.capability)
+    assert result.spills == 0
     # A kilobyte is nothing, and what a sum over warps takes is less.
-    assert found.shared <= max(1024, case.config.shared_memory(case.problem))
-    return found
+    assert result.shared <= max(1024, case.config.shared_memory(case.problem))
+    return result
 
 
 LARGE = mm((1 << 15) + 8, 1 << 16, 64)
@@ -75,17 +75,17 @@ FROM_REGISTERS = r"wgmma\.mma_async\S+\s*\{[^}]*\},\s*\{"
 """Accumulators are followed by registers with an operand, and not by shared memory's address."""
 
 
-def count(pattern: str, found: Compiled) -> int:
-    return len(re.findall(pattern, found.ptx))
+def count(pattern: str, result: Compiled) -> int:
+    return len(re.findall(pattern, result.ptx))
 
 
 @pytest.mark.parametrize("problem", [GATED, BIASED])
 def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
-    found = compiled(Case(problem, replace(WIDE, num_stages=4), {"ACTIVATION": "'silu'"}))
-    assert set(re.findall(r"wgmma\.mma_async\S*(m64n\d+k16)", found.ptx)) == {"m64n256k16"}
+    result = compiled(Case(problem, replace(WIDE, num_stages=4), {"ACTIVATION": "'silu'"}))
+    assert set(re.findall(r"wgmma\.mma_async\S*(m64n\d+k16)", result.ptx)) == {"m64n256k16"}
     # Both tiles come at once, and are parted in registers: nothing but the result is in shared
     # memory, on its way out.
-    assert count(r"ld\.shared", found) == 0
+    assert count(r"ld\.shared", result) == 0
 
 
 @pytest.mark.parametrize(
@@ -118,38 +118,38 @@ def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
     ),
 )
 def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
-    found = compiled(case)
-    assert count(r"cp\.async\.bulk\.tensor", found) >= 2 * (case.config.num_stages - 1)
-    assert count(r"wgmma\.mma_async", found) >= case.config.block_k // 32
-    assert count(FROM_REGISTERS, found) == 0
+    result = compiled(case)
+    assert count(r"cp\.async\.bulk\.tensor", result) >= 2 * (case.config.num_stages - 1)
+    assert count(r"wgmma\.mma_async", result) >= case.config.block_k // 32
+    assert count(FROM_REGISTERS, result) == 0
     # What a launcher has to allocate for each CTA, see test/lowerings/test_cpp_wrapper.py.
     joined = case.config.joins(case.problem)
     factors = 1 if joined else max(1, len(case.problem.parts))
-    assert found.scratch == 128 * (1 + factors)
+    assert result.scratch == 128 * (1 + factors)
 
 
 def test_only_masked_steps_along_k_go_through_registers() -> None:
     problem = mm(1 << 15, 1 << 14, 4096, operation="grouped", batch=8, divided="k", layouts="cr")
-    found = compiled(Case(problem, replace(GROUPED, index64=True), offsets=ENDS))
-    assert count(r"wgmma\.mma_async", found) == 2 * count(FROM_REGISTERS, found) == 8
+    result = compiled(Case(problem, replace(GROUPED, index64=True), offsets=ENDS))
+    assert count(r"wgmma\.mma_async", result) == 2 * count(FROM_REGISTERS, result) == 8
 
 
 @pytest.mark.parametrize("problem", [LINEAR, PARTS], ids=("one", "parts"))
 def test_warps_are_specialized(problem: GemmProblem) -> None:
-    found = compiled(Case(problem, SPECIALIZED))
-    assert count("setmaxnreg", found) > 0
-    assert count(r"\.reqntid 384", found) == 1
-    assert count(r"wgmma\.mma_async", found) > 0
-    assert count(r"cp\.async\.bulk\.tensor", found) > 0
+    result = compiled(Case(problem, SPECIALIZED))
+    assert count("setmaxnreg", result) > 0
+    assert count(r"\.reqntid 384", result) == 1
+    assert count(r"wgmma\.mma_async", result) > 0
+    assert count(r"cp\.async\.bulk\.tensor", result) > 0
 
 
 @pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
 @pytest.mark.parametrize("operation", ["mm", "bmm"])
 def test_tiles_are_loaded_by_threads_asynchronously(on: Device, operation: str) -> None:
     batch = 4 if operation == "bmm" else 1
-    found = compiled(Case(mm(4096, 4096, 4096, operation=operation, batch=batch), TILE), on)
-    assert count(r"cp\.async\.cg\.shared\.global", found) > 0
-    assert count(r"wgmma\.mma_async" if on is H200 else r"mma\.sync", found) > 0
+    result = compiled(Case(mm(4096, 4096, 4096, operation=operation, batch=batch), TILE), on)
+    assert count(r"cp\.async\.cg\.shared\.global", result) > 0
+    assert count(r"wgmma\.mma_async" if on is H200 else r"mma\.sync", result) > 0
 
 
 RESIDUAL = mm(
@@ -171,34 +171,34 @@ RESIDUAL = mm(
     ids=("mm", "batch"),
 )
 def test_tma_stores_all_of_the_output(case: Case) -> None:
-    found = compiled(replace(case, config=replace(case.config, tma_store=True)))
-    assert count(r"cp\.async\.bulk\.tensor\S*\.global\.shared", found) == 1
-    assert count(r"st\.global\.", found) == 0
+    result = compiled(replace(case, config=replace(case.config, tma_store=True)))
+    assert count(r"cp\.async\.bulk\.tensor\S*\.global\.shared", result) == 1
+    assert count(r"st\.global\.", result) == 0
     # All descriptors are made before the loop over tiles.
-    last = found.ptx.rindex("tensormap.cp_fenceproxy")
-    assert last < found.ptx.index("wgmma.mma_async")
+    last = result.ptx.rindex("tensormap.cp_fenceproxy")
+    assert last < result.ptx.index("wgmma.mma_async")
 
 
 def test_stream_k_reads_partials_after_their_release() -> None:
     config = replace(WIDE, block_n=128, flatten=False, stream_k=True)
-    found = compiled(Case(mm(2176, 4096, 4096), config, after=torch.relu))
-    assert count(r"wgmma\.mma_async", found) > 0
-    fragment = found.ptx[: found.ptx.index("atom.global.gpu.acq_rel.add.u32")]
+    result = compiled(Case(mm(2176, 4096, 4096), config, after=torch.relu))
+    assert count(r"wgmma\.mma_async", result) > 0
+    fragment = result.ptx[: result.ptx.index("atom.global.gpu.acq_rel.add.u32")]
     last_stored = fragment.rindex("st.global")
     assert "bar.sync" in fragment[last_stored:]
     # Whether the other one was first is asked, too.
-    assert count(r"(?:ld|atom)\.global\.gpu\.acquire", found) == 1
-    after = found.ptx[len(fragment) :]
+    assert count(r"(?:ld|atom)\.global\.gpu\.acquire", result) == 1
+    after = result.ptx[len(fragment) :]
     assert after.index("bar.sync") < after.index("ld.global.cg")
     assert "ld.global.cg" not in fragment
 
 
 def test_a_dependent_launch_waits_and_lets_the_next_one_begin() -> None:
-    found = compiled(Case(mm(16, 4096, 4096), SKINNY))
-    assert count(r"griddepcontrol\.wait", found) == 1
-    assert count(r"griddepcontrol\.launch_dependents", found) == 1
+    result = compiled(Case(mm(16, 4096, 4096), SKINNY))
+    assert count(r"griddepcontrol\.wait", result) == 1
+    assert count(r"griddepcontrol\.launch_dependents", result) == 1
     # Inductor's dependent launches rely on it that what came before the kernel before has ended.
-    assert count(r"griddepcontrol\.wait[\s\S]*griddepcontrol\.launch_dependents", found) == 1
+    assert count(r"griddepcontrol\.wait[\s\S]*griddepcontrol\.launch_dependents", result) == 1
 
 
 ADDED_UP = (
@@ -213,7 +213,7 @@ ADDED_UP = (
 def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Device) -> None:
     if on is A100 and case.config.tma:
         pytest.skip("TMA needs compute capability 9.0")
-    found = compiled(case, on)
+    result = compiled(case, on)
     letters = {
         r"st\.global\.b32": "0",  # For the next launch; or narrow sums, or a narrow output.
         r"st\.global": "s",
@@ -223,7 +223,7 @@ def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Devi
     }
     seen = "".join(
         next(letter for pattern, letter in letters.items() if re.fullmatch(pattern, match))
-        for match in re.findall("|".join(letters), found.ptx)
+        for match in re.findall("|".join(letters), result.ptx)
     )
     # Nothing of the output is written before, and nothing of the sums is read.
     assert re.fullmatch("[sb0]*[s0]bab+0l[lb]*[s0]+", seen)
@@ -232,14 +232,14 @@ def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Devi
 @pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
 @pytest.mark.parametrize("rows", [1, 4])
 def test_vectors_are_loaded_widely_and_nothing_waits_in_the_loop(on: Device, rows: int) -> None:
-    found = compiled(Case(mm(rows, 4096, 14336), replace(GEMV, block_m=rows)), on)
-    (loop,) = re.findall(r"\$L__BB0_1:.*?bra", found.ptx, re.S)
+    result = compiled(Case(mm(rows, 4096, 14336), replace(GEMV, block_m=rows)), on)
+    (loop,) = re.findall(r"\$L__BB0_1:.*?bra", result.ptx, re.S)
     loads = re.findall(r"ld\.global\S*", loop)
     # Four columns of b, and the rows of a.
     assert len(loads) == 4 + rows
     assert all(".v4.b32" in load for load in loads)
     assert "bar.sync" not in loop
-    assert "mma" not in found.ptx
+    assert "mma" not in result.ptx
 
 
 def kernel(case: Case) -> str:
@@ -262,11 +262,11 @@ def kernel(case: Case) -> str:
 def test_rows_are_standardised_in_registers(config: GemmConfig, on: Device) -> None:
     prologue = Prologue(RowNorm("layer", 2))
     case = Case(mm(min(config.block_m, 2048), 4096, 4096, prologue=prologue), config, EPSILON)
-    found = compiled(case, on)
+    result = compiled(case, on)
     # The first pass asks for the next tiles of rows while it counts, unless there is one only.
-    asked = count(r"cp\.async\.c[ag]\.shared\.global", found)
-    assert asked >= 8 if config.template != "gemv" else asked == 0
-    assert count(r"rsqrt\.approx", found) > 0
+    options = count(r"cp\.async\.c[ag]\.shared\.global", result)
+    assert options >= 8 if config.template != "gemv" else options == 0
+    assert count(r"rsqrt\.approx", result) > 0
 
 
 INT8 = mm(
@@ -297,8 +297,8 @@ def test_the_module_has_the_text_that_was_compiled_ahead(case: Case) -> None:
         code = kernel_cases.render(case).code
     (text,) = ahead
     assert "\n\n" in text
-    found = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
-    assert text in {node.value for node in found}
+    results = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant))
+    assert text in {node.value for node in results}
 
 
 class TestGolden:

@@ -57,7 +57,7 @@ def gated(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
 
 def drawn() -> dict[str, Case]:
     """Every kernel with every layout, of sizes of its own."""
-    found: dict[str, Case] = {}
+    values: dict[str, Case] = {}
     for name, config, operation in (
         ("tile", TILE, "mm"),
         ("gemv", GEMV, "mm"),
@@ -85,8 +85,8 @@ def drawn() -> dict[str, Case]:
             rest = {"batch": 3} if operation == "bmm" else {}
             problem = mm(m, n, k, operation=operation, dtype=dtype, layouts=layouts, **rest)
             after = sizes.choice((torch.relu, None))
-            found[title] = Case(problem, config, after=after)
-    return found
+            values[title] = Case(problem, config, after=after)
+    return values
 
 
 def strided(m: int, config: GemmConfig) -> Case:
@@ -298,9 +298,9 @@ def test_the_result_is_that_in_float64(name: str) -> None:
     case = CASES[name]
     assert legal(kernel_cases.as_bfloat16(case.problem), case.config, H200)
     expected = kernel_cases.reference(case, kernel_cases.inputs(case))
-    found = results()[name]
-    assert found.shape == expected.shape
-    rounding = {torch.float16: 2e-3, torch.float32: 2e-6, torch.int32: 0}[found.dtype]
+    result = results()[name]
+    assert result.shape == expected.shape
+    rounding = {torch.float16: 2e-3, torch.float32: 2e-6, torch.int32: 0}[result.dtype]
     if case.problem.prologue is not None and case.config.template != "gemv":
         rounding = 4e-3  # Operands are rounded once more on the way.
-    assert (found.double() - expected).abs().max() <= rounding * expected.abs().max()
+    assert (result.double() - expected).abs().max() <= rounding * expected.abs().max()

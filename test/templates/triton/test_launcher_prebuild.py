@@ -39,13 +39,13 @@ KERNEL = {
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pool:
     """Compile workers that never begin, of a Triton that builds launchers."""
-    found = Pool()
+    result = Pool()
     monkeypatch.setattr(launcher_prebuild, "are_launchers_built", lambda: True)
     monkeypatch.setattr(launcher_prebuild, "requested_launchers", set())
     monkeypatch.setattr(AsyncCompile, "use_process_pool", lambda: True)
-    monkeypatch.setattr(AsyncCompile, "process_pool", lambda: found)
+    monkeypatch.setattr(AsyncCompile, "process_pool", lambda: result)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    return found
+    return result
 
 
 def with_fields(kernel: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
@@ -60,19 +60,19 @@ def test_each_is_requested_once(
         with_fields(KERNEL, signature={"B": "*bf16", "M": "i32", "WIDE": "constexpr"})
     )
     signature, constants = KERNEL["signature"], KERNEL["constants"]
-    asked = [(launcher_prebuild.build, signature, constants, str(tmp_path))]
-    assert pool.submitted == asked
+    problems = [(launcher_prebuild.build, signature, constants, str(tmp_path))]
+    assert pool.submitted == problems
     wider = {"A": "*bf16", "N": "i64", "WIDE": "constexpr"}
     launcher_prebuild.prepare(with_fields(KERNEL, signature=wider))
     launcher_prebuild.prepare(with_fields(KERNEL, constants={"WIDE": 2}))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "other"))
     launcher_prebuild.prepare(KERNEL)
-    asked += [
+    problems += [
         (launcher_prebuild.build, wider, constants, str(tmp_path)),
         (launcher_prebuild.build, signature, {"WIDE": 2}, str(tmp_path)),
         (launcher_prebuild.build, signature, constants, str(tmp_path / "other")),
     ]
-    assert pool.submitted == asked
+    assert pool.submitted == problems
 
 
 @pytest.mark.parametrize("lacking", ["workers", "launchers"])

@@ -36,17 +36,17 @@ class TestRank:
     def test_a_short_sorted_list_of_legal_ones_each_once(
         self, problem: GemmProblem, on: Device, limit: int
     ) -> None:
-        found = rank(problem, on, limit)
+        results = rank(problem, on, limit)
         space = list(candidates(problem, on))
-        assert len(found) <= limit
-        assert bool(found) == bool(space)
-        assert {config for config, _ in found} <= set(space)
-        assert len({config for config, _ in found}) == len(found)
-        totals = [prediction.total for _, prediction in found]
+        assert len(results) <= limit
+        assert bool(results) == bool(space)
+        assert {config for config, _ in results} <= set(space)
+        assert len({config for config, _ in results}) == len(results)
+        totals = [prediction.total for _, prediction in results]
         assert totals == sorted(totals)
-        for config, prediction in found:
+        for config, prediction in results:
             assert prediction == predict(problem, config, on)
-        if found:
+        if results:
             best = min(
                 predict(problem, config, on).total for config in space if not config.warp_specialize
             )
@@ -68,31 +68,31 @@ class TestRank:
     @pytest.mark.parametrize("sizes", [sizes for sizes, _, _ in MEASURED])
     def test_the_list_is_not_filled_by_one_idea(self, sizes: tuple[int, int, int]) -> None:
         ranked = rank(linear(*sizes), H200)
-        found = [config for config, _ in ranked]
-        assert len(found) == 6
+        results = [config for config, _ in ranked]
+        assert len(results) == 6
         # Or one more, where nothing else of a second template is worth it.
-        assert max(Counter((c.block_m, c.block_n) for c in found).values()) <= 5
+        assert max(Counter((c.block_m, c.block_n) for c in results).values()) <= 5
         worth = {
             config.template
             for config in candidates(linear(*sizes), H200)
             if predict(linear(*sizes), config, H200).total <= 1.4 * ranked[0][1].total
             and not config.warp_specialize
         }
-        assert len({config.template for config in found}) >= min(2, len(worth))
-        assert len({replace(config, num_stages=1) for config in found}) == 6
+        assert len({config.template for config in results}) >= min(2, len(worth))
+        assert len({replace(config, num_stages=1) for config in results}) == 6
 
     def test_equivalent_candidates_are_kept_once(self) -> None:
-        found = rank(linear(16, 4096, 14336), H200, limit=100)
-        told = Counter(
-            (c.template, c.swap_ab, c.block_m, c.block_n, f"{p.total:.3e}") for c, p in found
+        results = rank(linear(16, 4096, 14336), H200, limit=100)
+        details = Counter(
+            (c.template, c.swap_ab, c.block_m, c.block_n, f"{p.total:.3e}") for c, p in results
         )
-        assert max(told.values()) == 1
+        assert max(details.values()) == 1
 
     def test_warp_specialised_kernels_are_not_measured_unasked(self) -> None:
         problem = linear(2048, 4096, 4096)
         assert "persistent_tma_ws" in {c.template for c in candidates(problem, H200)}
-        found = rank(problem, H200, limit=1000)
-        assert "persistent_tma_ws" not in {c.template for c, _ in found}
+        results = rank(problem, H200, limit=1000)
+        assert "persistent_tma_ws" not in {c.template for c, _ in results}
 
     @pytest.mark.parametrize(
         ("sizes", "kept"),
@@ -109,22 +109,22 @@ class TestRank:
     def test_what_ptxas_unrolls_for_seconds_is_left_to_tma(
         self, sizes: tuple[int, int, int], kept: bool
     ) -> None:
-        found = [config for config, _ in rank(linear(*sizes), H200, limit=1000)]
-        large = [c for c in found if (c.block_m, c.block_n, c.num_warps) == (128, 256, 8)]
+        results = [config for config, _ in rank(linear(*sizes), H200, limit=1000)]
+        large = [c for c in results if (c.block_m, c.block_n, c.num_warps) == (128, 256, 8)]
         assert large
         assert any(not config.tma for config in large) == kept
 
     def test_what_ptxas_unrolls_for_seconds_is_left_to_more_warps(self) -> None:
         """8 warps instead of 4 are predicted to take as long, and compile in a fourth."""
-        found = [config for config, _ in rank(linear(2048, 1024, 1024), H200, limit=1000)]
-        threads = [c for c in found if (c.block_m, c.block_n) == (128, 128) and not c.tma]
+        results = [config for config, _ in rank(linear(2048, 1024, 1024), H200, limit=1000)]
+        threads = [c for c in results if (c.block_m, c.block_n) == (128, 128) and not c.tma]
         assert {config.num_warps for config in threads if config.split_k == 1} == {8}
 
     def test_so_many_of_one_template(self) -> None:
         for problem in (linear(1, 4096, 4096), linear(8192, 8192, 8192)):
-            found = rank(problem, H200, limit=6, per_template=1)
-            assert max(Counter(config.template for config, _ in found).values()) == 1
-            assert found[0] == rank(problem, H200)[0]
+            results = rank(problem, H200, limit=6, per_template=1)
+            assert max(Counter(config.template for config, _ in results).values()) == 1
+            assert results[0] == rank(problem, H200)[0]
 
     def test_a_shorter_list_begins_like_a_longer_one(self) -> None:
         problem = linear(2048, 4096, 4096)
@@ -218,15 +218,15 @@ class TestKernels:
 
     @pytest.mark.parametrize("timed", TIMED, ids=lambda timed: timed.name)
     def test_the_best_of_six_is_near_the_best_of_all(self, timed: Measured) -> None:
-        found = timed.best_of(config for config, _ in rank(timed.problem, H200))
+        result = timed.best_of(config for config, _ in rank(timed.problem, H200))
         best = min(timed.microseconds.values())
-        assert best / found >= FARTHER.get(timed.name, 0.97)
+        assert best / result >= FARTHER.get(timed.name, 0.97)
 
     def test_they_are_near_each_other_on_average(self) -> None:
         shares = []
         for timed in TIMED:
-            found = timed.best_of(config for config, _ in rank(timed.problem, H200))
-            shares.append(min(timed.microseconds.values()) / found)
+            result = timed.best_of(config for config, _ in rank(timed.problem, H200))
+            shares.append(min(timed.microseconds.values()) / result)
         assert sum(shares) / len(shares) >= 0.99
 
     def test_what_was_fast_is_in_the_space(self) -> None:
@@ -381,5 +381,5 @@ def test_prologues_are_tried_where_rows_are_few(
 @given(problems(), devices())
 @examples(60)
 def test_what_has_no_prologue_is_always_tried(problem: GemmProblem, on: Device) -> None:
-    found = prologue_pays(problem, on)
-    assert found or problem.prologue is not None
+    result = prologue_pays(problem, on)
+    assert result or problem.prologue is not None

@@ -33,11 +33,11 @@ class TestCandidates:
     def test_random_problems_have_a_few_hundred_legal_ones_each_once(
         self, problem: GemmProblem, on: Device
     ) -> None:
-        found = list(candidates(problem, on))
+        results = list(candidates(problem, on))
         assert [
-            why_not(problem, config, on) for config in found if why_not(problem, config, on)
+            why_not(problem, config, on) for config in results if why_not(problem, config, on)
         ] == []
-        assert len(set(found)) == len(found) <= 400
+        assert len(set(results)) == len(results) <= 400
 
     @given(problems(plain=True))
     @examples(80)

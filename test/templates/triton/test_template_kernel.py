@@ -63,7 +63,7 @@ def stores_by_tma(
     with (
         scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})),
         decide.force_config(lambda _: chosen) if rule else contextlib.nullcontext(),
-        mock.patch.object(tuner, "tune", lambda found, *_, **__: dict.fromkeys(found, decision)),
+        mock.patch.object(tuner, "tune", lambda result, *_, **__: dict.fromkeys(result, decision)),
     ):
         lowered = fake_cuda.lower(function, *inputs, max_autotune=True)
     stores = sum(text.count("descriptor(out_ptr") for text in lowered.kernels().values())

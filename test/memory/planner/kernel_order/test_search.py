@@ -117,37 +117,37 @@ seeds = st.integers(0, 2**32)
 @given(seeds, st.integers(1, 40), st.booleans())
 def test_an_order_is_right_and_never_worse(seed: int, steps: int, batched: bool) -> None:
     problem = random_problem(random.Random(seed), steps, batches=batched)
-    found = find_order(problem, range(steps))
-    assert sorted(found.order) == list(range(steps))
-    place = {step: index for index, step in enumerate(found.order)}
+    result = find_order(problem, range(steps))
+    assert sorted(result.order) == list(range(steps))
+    place = {step: index for index, step in enumerate(result.order)}
     assert all(place[early] < place[late] for early, late in problem.edges)
     for buffer in problem.buffers:
         if buffer.producer is not None:
             assert all(place[buffer.producer] < place[reader] for reader in buffer.consumers)
-    assert found.lower_bound <= found.peak <= found.peak_before
-    assert found.peak == max(simulate(problem, found.order))
-    assert found.peak_before == max(simulate(problem, range(steps)))
-    assert batches(problem, found.order) <= batches(problem, range(steps))
-    costs = profile(problem, found.order)
-    assert list(costs.loads) == simulate(problem, found.order)
-    assert costs.batches == batches(problem, found.order)
+    assert result.lower_bound <= result.peak <= result.peak_before
+    assert result.peak == max(simulate(problem, result.order))
+    assert result.peak_before == max(simulate(problem, range(steps)))
+    assert batches(problem, result.order) <= batches(problem, range(steps))
+    costs = profile(problem, result.order)
+    assert list(costs.loads) == simulate(problem, result.order)
+    assert costs.batches == batches(problem, result.order)
 
 
 @settings(max_examples=60, deadline=None)
 @given(seeds, st.integers(1, 6))
 def test_no_order_is_below_the_lower_bound(seed: int, steps: int) -> None:
     problem = random_problem(random.Random(seed), steps)
-    found = find_order(problem, range(steps))
-    assert found.lower_bound <= optimum(problem) <= found.peak
+    result = find_order(problem, range(steps))
+    assert result.lower_bound <= optimum(problem) <= result.peak
 
 
 def test_small_problems_are_solved_to_the_optimum() -> None:
     """All of these 120; of the orders that they start from, less than two thirds are optimal."""
     problems = [random_problem(random.Random(seed), 7) for seed in range(120)]
     optima = [optimum(problem) for problem in problems]
-    found = [find_order(problem, range(7)) for problem in problems]
-    assert [item.peak for item in found] == optima
-    started_well = sum(item.peak_before == best for item, best in zip(found, optima, strict=True))
+    results = [find_order(problem, range(7)) for problem in problems]
+    assert [item.peak for item in results] == optima
+    started_well = sum(item.peak_before == best for item, best in zip(results, optima, strict=True))
     assert started_well < 80
 
 
@@ -163,17 +163,17 @@ def ladder(rungs: int) -> OrderProblem:
 
 @pytest.mark.parametrize("rungs", [2, 10, 100, 300])
 def test_a_ladder_is_climbed_rung_by_rung(rungs: int) -> None:
-    found = find_order(ladder(rungs), range(2 * rungs))
-    assert found.peak_before == 100 * rungs + 1
-    assert found.peak == 100 + rungs
+    result = find_order(ladder(rungs), range(2 * rungs))
+    assert result.peak_before == 100 * rungs + 1
+    assert result.peak == 100 + rungs
 
 
 def test_effort_bounds_the_search() -> None:
     problem = random_problem(random.Random(1), 400)
-    found = find_order(problem, range(400))
-    assert found.lower_bound < found.peak < found.peak_before
+    result = find_order(problem, range(400))
+    assert result.lower_bound < result.peak < result.peak_before
     # What is begun when the effort ends is ended.
-    assert found.operations < 1.1 * EFFORT * problem.steps
+    assert result.operations < 1.1 * EFFORT * problem.steps
 
 
 def test_the_same_problem_has_the_same_order_in_every_process() -> None:
@@ -210,5 +210,5 @@ def test_a_cycle_is_refused() -> None:
 
 
 def test_an_empty_graph_has_an_order() -> None:
-    found = find_order(OrderProblem(0, ()), [])
-    assert (found.order, found.peak, found.lower_bound) == ((), 0, 0)
+    result = find_order(OrderProblem(0, ()), [])
+    assert (result.order, result.peak, result.lower_bound) == ((), 0, 0)

@@ -39,8 +39,8 @@ UNKNOWN = sympy.Symbol("i0", integer=True)
 )
 def test_a_maximum_loses_what_is_never_the_largest(values: list[object], text: str) -> None:
     algebra = make_algebra(values)
-    found = algebra.maximum([algebra.size(value, 64) for value in values])
-    assert str(algebra.expression(found)) == text
+    result = algebra.maximum([algebra.size(value, 64) for value in values])
+    assert str(algebra.expression(result)) == text
 
 
 def test_a_maximum_of_maxima_is_one() -> None:

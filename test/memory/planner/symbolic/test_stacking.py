@@ -50,25 +50,25 @@ def test_a_stacking_orders_what_is_live_at_once_and_nothing_more(
 ) -> None:
     order = list(range(len(lifetimes)))
     generator.shuffle(order)
-    found = stack_in_order(lifetimes, order)
-    assert found.unordered(lifetimes) is None
-    for index, lower in enumerate(found.below):
+    result = stack_in_order(lifetimes, order)
+    assert result.unordered(lifetimes) is None
+    for index, lower in enumerate(result.below):
         assert all(live_together(lifetimes[index], lifetimes[other]) for other in lower)
         # Reduced: without any one of them the order is not complete.
         for missing in lower:
-            fewer = list(found.below)
+            fewer = list(result.below)
             fewer[index] = tuple(other for other in lower if other != missing)
-            assert Stacking(found.order, tuple(fewer)).unordered(lifetimes) is not None
+            assert Stacking(result.order, tuple(fewer)).unordered(lifetimes) is not None
     sizes = [generator.randrange(100) for _ in lifetimes]
-    offsets, peak = found.offsets(sizes, [1] * len(sizes))
+    offsets, peak = result.offsets(sizes, [1] * len(sizes))
     intervals = [Interval(*life, size) for life, size in zip(lifetimes, sizes, strict=True)]
     problem.verify(intervals, offsets, peak)
 
 
 def test_reducing_a_large_order_does_not_visit_all_pairs() -> None:
     # Every pair is live at once, 2 million of them, and one neighbour each is enough.
-    found = stack_in_order([(0, 1)] * 2000, range(2000))
-    assert found.below == ((), *((index,) for index in range(1999)))
+    result = stack_in_order([(0, 1)] * 2000, range(2000))
+    assert result.below == ((), *((index,) for index in range(1999)))
 
 
 def test_samples_scale_all_symbols_together_and_each_alone() -> None:
@@ -116,10 +116,10 @@ def test_a_joint_search_beats_the_best_of_each_sample(
     generator = random.Random(2)
     lifetimes = [(i, i + generator.choice([2, 3, 5, 20])) for i in range(40)]
     columns = [[generator.choice([1, 3, 17, 100]) * 64 for _ in range(40)] for _ in range(4)]
-    found = choose_stacking(lifetimes, columns, [64] * 40)
+    result = choose_stacking(lifetimes, columns, [64] * 40)
     monkeypatch.setattr(stacking, "MAX_FIT_WORK", 0)
     without = choose_stacking(lifetimes, columns, [64] * 40)
-    assert found.worst_ratio < without.worst_ratio
+    assert result.worst_ratio < without.worst_ratio
 
 
 def test_buffers_that_are_empty_at_the_hint_have_a_place() -> None:
