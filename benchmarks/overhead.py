@@ -1,9 +1,7 @@
 """Host time that the extension adds around compiled code: imports, activations, calls, compiles.
 
 All figures are measured in child processes of this checkout and of another one (`--baseline`, a
-folder with an earlier version), in alternation. Every pair gives a ratio, and the median of the
-ratios is reported, because the speed of a shared machine drifts by more than the difference between
-two versions.
+folder with an earlier version), as `harness.checkouts` describes:
 
 - importing `inductor_ext`, and the modules that a first compile needs (torch is imported before);
 - entering and leaving `inductor_ext.activate()` after the hooks into torch are installed;
@@ -18,19 +16,12 @@ on the machine's load.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from benchmarks.harness import results
 
 __all__ = ["main", "measure"]
 
@@ -118,74 +109,16 @@ def measure() -> dict[str, float]:
     return figures
 
 
-def _measure_folder(folder: Path) -> dict[str, float]:
-    """Return the figures of the package in a folder."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve()), "--child"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(folder),
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and store the results; the exit code is 0."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--baseline", type=Path, metavar="FOLDER", help="an earlier checkout")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json-out", type=Path, metavar="DIR")
-    args = parser.parse_args(argv)
-    if args.child:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--child"]:
         print(json.dumps(measure()))
         return 0
-    if args.baseline is None or not (args.baseline / "inductor_ext").is_dir():
-        parser.error("--baseline must name a checkout, a folder that contains inductor_ext/")
-    # Imported here, because imports are timed in child processes.
-    from benchmarks.harness import results
+    from benchmarks.harness import checkouts
 
-    folders = {"now": Path.cwd(), "before": args.baseline.resolve()}
-    samples: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
-    for number in range(args.rounds):
-        order = list(folders) if number % 2 else list(reversed(folders))
-        for name in order:
-            samples[name].append(_measure_folder(folders[name]))
-    rows: list[results.Row] = []
-    for metric, unit in METRICS.items():
-        now, before = (
-            statistics.median(figures[metric] for figures in samples[name])
-            for name in ("now", "before")
-        )
-        pairs = zip(samples["now"], samples["before"], strict=True)
-        low, ratio, high = statistics.quantiles([a[metric] / b[metric] for a, b in pairs], n=4)
-        print(f"{metric:38} {now:10.3f} {unit:5} before {before:10.3f}  ratio {ratio:.3f}")
-        rows.append(
-            results.make_row(
-                "softmax(x @ x) + 1 of 8 x 8",
-                metric,
-                unit,
-                ours=now,
-                spread=(high - low) / ratio,
-                note=f"before: {before:.3f} {unit}; median of the ratios {ratio:.3f}",
-            )
-        )
-    if args.json_out is not None:
-        command = "python -m benchmarks.overhead --baseline FOLDER"
-        header = results.collect_header("overhead", command, results.name_hardware("cpu"))
-        print(results.write(args.json_out, {**header, "rows": rows}))
-    return 0
+    comparison = checkouts.Comparison("overhead", "softmax(x @ x) + 1 of 8 x 8", METRICS, 7)
+    return checkouts.main(comparison, Path(__file__), __doc__, argv)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 
 MODULES = (
     "aot.run",
+    "compile_time",
     "doc_tables",
     "gemm.cutlass_cold",
     "gemm.cutlass_kernels",
