@@ -45,7 +45,7 @@ class TestDecision:
         assert record.peak == record.lower_bound == 4 * square
         assert record.peak_before >= record.peak
         assert (record.strategy, record.calls_before, record.calls) == ("arenas", 5, 3)
-        # The whole of it would leave no room for the output.
+        # An arena with all storages would leave no headroom for the output.
         assert [arena.bytes for arena in record.arenas] == [3 * square]
 
     @torch.no_grad()
@@ -65,7 +65,7 @@ class TestDecision:
         assert record.peak_before == record.peak == record.lower_bound == (4 + 1) * 32 * 32 * 4
 
     @torch.no_grad()
-    def test_never(self) -> None:
+    def test_arenas_can_be_switched_off(self) -> None:
         with planning(memory_arenas="never") as records:
             check(compiled(matmuls), matmuls, *squares(64))
         (record,) = records
@@ -175,7 +175,7 @@ class TestDecision:
 
 
 class TestCombinations:
-    """With what else decides about memory."""
+    """With other features that affect memory."""
 
     @torch.no_grad()
     def test_freezing(self) -> None:
@@ -193,7 +193,7 @@ class TestCombinations:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_stack: bool
     ) -> None:
         """Inductor disables it for a graph with external kernels; then there are arenas."""
-        # Inductor looks at the setting once a process, when it first needs a wrapper for the CPU.
+        # Inductor reads the setting once per process, when it first needs a wrapper for the CPU.
         common.init_backend_registration()
         array_ref = dataclasses.replace(
             common.device_codegens["cpu"], cpp_wrapper_codegen=CppWrapperCpuArrayRef
@@ -251,7 +251,7 @@ class TestCombinations:
         graphs = {record.graph: record for record in records}
         square = 32 * 32 * 4
         assert graphs["true_graph_0"].peak == 2 * square
-        # The operand, and what the branch needs while it is called.
+        # The operand, and the memory of the branch during its call.
         assert graphs["call"].peak == graphs["call"].lower_bound == 3 * square
 
 
@@ -267,7 +267,7 @@ class TestBudget:
         assert "activation checkpointing" in text
 
     @torch.no_grad()
-    def test_enough(self) -> None:
+    def test_a_sufficient_budget_is_accepted(self) -> None:
         with planning(memory_budget=64 * KIB) as records:
             check(compiled(matmuls), matmuls, *squares(64))
         assert records[0].peak == 64 * KIB
@@ -276,7 +276,7 @@ class TestBudget:
 @pytest.mark.skipif(not hasattr(ir, "ExternKernelMultiOut"), reason="torch 2.11 ignores the tag")
 @torch.no_grad()
 def test_out_variants_of_custom_operators_may_need_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the operators themselves may: nothing is held over their steps."""
+    """Their workspace is unbounded, as that of the operators: no other memory stays allocated."""
     steps: set[frozenset[int]] = set()
     decide = placement_policy.decide
 
@@ -338,7 +338,7 @@ def test_threads_do_not_share_the_planner() -> None:
 
 @torch.no_grad()
 def test_a_plan_survives_the_cache(tmp_path: Path) -> None:
-    """Code with an arena, taken from the FX graph cache, runs as it did."""
+    """Cached code with an arena returns the same results."""
     inputs = squares(32)
     with planning(memory_arenas="always", fx_graph_cache=True) as records:
         check(compiled(matmuls), matmuls, *inputs)
@@ -355,7 +355,7 @@ HAS_POOLS = hasattr(wrapper_ir, "EnterCudaMemPoolContextLine")
 @pytest.mark.skipif(not HAS_POOLS, reason="torch >= 2.14 compiles torch.cuda.use_mem_pool")
 @pytest.mark.parametrize("arenas_", ["always", "never"])
 def test_memory_is_not_shared_across_cuda_memory_pools(arenas_: str) -> None:
-    """Lowered for a GPU that is not there: what is allocated in a pool stays in it."""
+    """Lowered for a simulated GPU: buffers of a pool stay in it."""
     pytest.importorskip("triton")
     from test.support import fake_cuda
 

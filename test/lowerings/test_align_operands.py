@@ -37,9 +37,6 @@ SPLIT = GemmConfig("splitk", 16, 16, 16, 2, 4, split_k=2, align_operands="copy")
 BATCHED = GemmConfig("bmm_persistent", 64, 16, 16, 2, 4, tma=True, align_operands="copy")
 
 
-# --- what is known of it ---
-
-
 @pytest.mark.parametrize(
     ("shape", "strides", "batch", "expected"),
     [
@@ -113,8 +110,6 @@ def test_what_was_written_before_is_read() -> None:
     for item in (TMA, plain):
         assert GemmConfig.from_json(item.to_json()) == item
 
-
-# --- what comes out ---
 
 Shape = tuple[int, ...]
 

@@ -17,7 +17,7 @@ from test.support.memory_compiles import compiled, matmuls, planning, squares
 
 
 class TestDebug:
-    """A planning bug becomes an error, or a number that cannot be mistaken for a result."""
+    """A planning bug becomes an error or a NaN."""
 
     @staticmethod
     def shifted(move: Callable[[int, int], int]) -> Callable[..., tuple[Arena, ...]]:

@@ -1,4 +1,4 @@
-"""Memory planning on a GPU: numbers, peaks by the caching allocator, CUDA graphs, C++ wrappers."""
+"""Memory planning on a GPU: values, peaks of the caching allocator, CUDA graphs, C++ wrappers."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def check(got: torch.Tensor, model: torch.nn.Module, x: torch.Tensor) -> None:
 
 
 def peak(call: Callable[[], Any]) -> int:
-    """Bytes that the second call takes at its peak beyond what is allocated before it."""
+    """Peak bytes of the second call, beyond the memory that was allocated before."""
     call()
     torch.cuda.synchronize()
-    # What earlier tests have left in cycles would otherwise be freed during the call.
+    # Reference cycles of earlier tests would otherwise be freed during the call.
     gc.collect()
     # The allocator does not split a cached block of which less than 1 MB would be left, and counts
     # all of it.

@@ -1,4 +1,4 @@
-"""What the memory plan and the order of kernels do with classes of Inductor's IR by name."""
+"""Known and unknown classes of Inductor's IR in memory plans and kernel orders."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ json.dump(
 
 @functools.cache
 def installed() -> dict[str, set[tuple[str, str]]]:
-    """Package and name of the classes of the installed torch, and of ours, by kind."""
-    # In another process, because some modules change torch when they are imported.
+    """Package and name of the classes of the installed torch and of the extension, by kind."""
+    # In another process, because importing some modules changes torch.
     done = subprocess.run(
         [sys.executable, "-c", _CLASSES], capture_output=True, text=True, check=True
     )
@@ -88,7 +88,7 @@ class TestTables:
         assert {cls for cls in classes if cls[1] not in tables[cls[0]]} == set()
         assert {name for package, name in classes if package == "inductor_ext"} == set(own)
 
-    def test_what_is_read_has_a_reader(self) -> None:
+    def test_lines_that_are_read_have_a_reader(self) -> None:
         lines = {**known_ir.LINES, **known_ir.OWN_LINES}
         read = {name for name, line in lines.items() if line.use is LineUse.READ}
         assert read == set(wrapper_reader.READERS)
@@ -116,7 +116,7 @@ class TestTables:
 
 
 def stand_in(name: str) -> Any:
-    """A line of a class that another torch may have."""
+    """A line of a class from another torch."""
 
     class StandIn(wrapper_ir.WrapperLine):
         def codegen(self, code: Any) -> None:
@@ -144,7 +144,7 @@ def squares() -> tuple[torch.Tensor, torch.Tensor]:
 def before_planning(
     monkeypatch: pytest.MonkeyPatch, repeated_warnings: None
 ) -> list[Callable[[Any], None]]:
-    """What is to be done to a wrapper whose lines are final."""
+    """Changes to apply to a wrapper whose lines are final."""
     changes: list[Callable[[Any], None]] = []
     plan = memory_planning.plan_wrapper
 
@@ -170,13 +170,13 @@ def compiling(**settings: Any) -> Iterator[list[MemoryPlanRecord]]:
 
 
 def call_code(backend: str) -> str:
-    """The function that a backend generates for `matmuls`; its result is checked."""
+    """The generated function of a backend for `matmuls`, after checking its result."""
     torch._dynamo.reset()
     x, y = squares()
     result, (code,) = run_and_get_code(torch.compile(matmuls, backend=backend), x, y)
     torch.testing.assert_close(result, matmuls(x, y), rtol=1e-4, atol=1e-4)
     body = code[code.index("def call(") : code.index("def benchmark_compiled_module")]
-    # Kernels are named after a hash that differs from one compile to the next.
+    # Names of kernels contain a hash that differs between compiles.
     return re.sub(r"cpp_fused_\w+", "kernel", body)
 
 
@@ -207,7 +207,7 @@ class TestUnknown:
         assert "memory_budget is not checked" in budget
         assert "NewLine" in budget
 
-    def test_an_unknown_operation_does_too(
+    def test_an_unknown_operation_gives_inductors_plan(
         self, monkeypatch: pytest.MonkeyPatch, before_planning: list[Any]
     ) -> None:
         monkeypatch.delitem(known_ir.OPERATIONS, "ExternKernelOut")  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ class TestUnknown:
         assert plan.strategy == "stock"
         assert "torch._inductor.ir.ExternKernelOut" in plan.reason
 
-    def test_known_classes_do_not(self, before_planning: list[Any]) -> None:
+    def test_known_classes_are_planned(self, before_planning: list[Any]) -> None:
         with compiling(memory_arenas="always") as records:
             assert "pool0" in call_code("inductor_ext")
         (plan,) = records
@@ -249,7 +249,7 @@ def test_an_older_log_has_no_reason() -> None:
 
 
 @pytest.mark.parametrize("freed_by", ["FreeIfNotReusedLine", "FreeLine"])
-def test_what_is_freed_but_never_reused_has_memory_of_its_own(
+def test_buffers_that_are_never_reused_have_own_memory(
     before_planning: list[Any], freed_by: str
 ) -> None:
     """Of torch 2.15: the inputs of effectful operators."""

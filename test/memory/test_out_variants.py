@@ -41,9 +41,6 @@ def operator(name: str) -> torch._ops.OpOverload:
     return result
 
 
-# --- the calls ----------------------------------------------------------------------------------
-
-
 def normal(*sizes: int, seed: int = 0) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(seed))
 
@@ -160,9 +157,6 @@ def tensors(result: Any) -> list[Tensor]:
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
-# --- the operators by themselves ----------------------------------------------------------------
-
-
 def test_every_operator_has_calls_and_an_out_variant() -> None:
     assert set(CALLS) == set(OUT_VARIANTS)
     assert all(find_out_variant(operator(name)) is not None for name in OUT_VARIANTS)
@@ -183,7 +177,7 @@ def _placed(value: Any, arena: Tensor, start: int) -> Tensor:
 
 @pytest.mark.parametrize("name", OUT_VARIANTS)
 @torch.no_grad()
-def test_out_variant_fills_what_it_is_given(name: str) -> None:
+def test_out_variants_write_into_their_outputs(name: str) -> None:
     result = find_out_variant(operator(name))
     assert result is not None
     variant, names = result
@@ -246,9 +240,6 @@ def test_a_generated_out_variant_is_worse_and_not_used() -> None:
 )
 def test_no_out_variant_of_others(other: object) -> None:
     assert find_out_variant(other) is None
-
-
-# --- in compiled graphs -------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -408,9 +399,6 @@ def test_an_output_that_nobody_reads_is_freed_after_the_call() -> None:
     assert f"del {indices[1]}" in call[2]
 
 
-# --- memory -------------------------------------------------------------------------------------
-
-
 def _sorted_product(x: Tensor, y: Tensor) -> Tensor:
     values, order = torch.sort(x @ y, dim=1)
     best, where = torch.topk(values @ y, 32, dim=1)
@@ -440,9 +428,6 @@ def test_measured_peak_is_at_most_inductors() -> None:
             run(*PRODUCT)
             peaks[backend] = measure.peak_allocated(lambda run=run: run(*PRODUCT))
     assert peaks["inductor_ext"] <= peaks["inductor"]
-
-
-# --- what stays as stock made it ----------------------------------------------------------------
 
 
 def test_run_time_sizes_are_left_to_inductor() -> None:

@@ -1,8 +1,7 @@
-"""What stock's memory planning gets wrong, and that ours gets it right.
+"""Bugs of Inductor's memory planning, which the extension does not have.
 
-Where it is quick to show, a test also shows stock's failure; on a torch where stock behaves, that
-half is skipped. Ours has to equal eager mode everywhere: values, strides, gradients, changed inputs
-and shared memory.
+If it is quick, a test also reproduces Inductor's bug; that part is skipped on a torch without it.
+The extension must equal eager mode: values, strides, gradients, mutated inputs and shared memory.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MATRIX = SIDE * SIDE * 4
 
 @pytest.fixture(autouse=True)
 def _compiles_alone() -> Iterator[None]:
-    """Each graph is compiled, and sizes that depend on data do not break it."""
+    """Compile every graph; data-dependent sizes do not break graphs."""
     with (
         compile_util.every_graph_compiles(),
         torch._inductor.config.patch(fx_graph_cache=False),
@@ -54,15 +53,13 @@ def plans(records: list[events.Record]) -> list[MemoryPlanRecord]:
 def compiled_peak(
     function: Callable[..., Any], inputs: tuple[Any, ...], backend: str, **options: Any
 ) -> int:
-    """Most bytes that a call of the compiled function holds."""
+    """Peak bytes of a call of the compiled function."""
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, options=options, fullgraph=True)
     with torch.no_grad():
         compiled(*inputs)
         return measure.peak_of_changes(record_allocations(lambda: compiled(*inputs)))
 
-
-# --- values -------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, dict[str, object]] = {
     "auto": {},
@@ -103,14 +100,14 @@ def test_one_compile_for_every_batch(options: dict[str, object]) -> None:
         assert kinds.total() == 0
     assert dict(kinds) == {"inference": 1}
     with torch.no_grad():
-        # Half of these is none or one, which makes graphs of their own.
+        # Half of these sizes is 0 or 1, which have separate graphs.
         for count in (1, 2, 3):
             x = matrix(count, seed=count)
             assert_same(compiled(x, w), function(x, w))
 
 
 def padded(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The zeros that the second line adds lie in the padding of the first buffer's rows."""
+    """The padded zeros use the padding of the first buffer's rows."""
     a = x.sin() * 2
     b = torch.nn.functional.pad(a, (0, 17, 0, 0))
     c = b @ w
@@ -118,7 +115,7 @@ def padded(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def test_padding_within_a_buffer_is_part_of_it() -> None:
-    """A buffer needs what is allocated for it: more than its layout's size says."""
+    """A buffer needs its allocated size, which is larger than the size of its layout."""
     rows, stride = 40, 2016
 
     def inputs() -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,9 +128,6 @@ def test_padding_within_a_buffer_is_part_of_it() -> None:
     assert compile_util.counters["inductor"]["inplace_padding"] == before + 1
     (record,) = plans(records)
     assert rows * stride * 4 in [storage.bytes for storage in record.storages]
-
-
-# --- peaks --------------------------------------------------------------------------------------
 
 
 def _llama() -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
@@ -151,17 +145,17 @@ PEAKS["llama"] = _llama
 
 
 @pytest.mark.parametrize("make", PEAKS.values(), ids=PEAKS)
-def test_peak_is_the_schedules_own(make: Callable[[], Any]) -> None:
-    """Stock keeps memory for later use across what it does not count; ours never needs more."""
+def test_the_peak_is_that_of_the_schedule(make: Callable[[], Any]) -> None:
+    """Inductor's reuse keeps memory across kernels that it does not count."""
     function, inputs = make()
-    floor = compiled_peak(function, inputs, "inductor", **NO_REUSE)
-    assert compiled_peak(function, inputs, BACKEND) <= floor
-    if compiled_peak(function, inputs, "inductor") <= floor:
-        pytest.skip("stock's reuse does not raise the peak on this torch")
+    inductor_peak = compiled_peak(function, inputs, "inductor", **NO_REUSE)
+    assert compiled_peak(function, inputs, BACKEND) <= inductor_peak
+    if compiled_peak(function, inputs, "inductor") <= inductor_peak:
+        pytest.skip("Inductor's reuse does not raise the peak on this torch")
 
 
-def test_peak_is_the_schedules_own_for_other_batches() -> None:
-    """The plan is made for the first batch and holds for the others."""
+def test_the_peak_is_that_of_the_schedule_for_other_batches() -> None:
+    """The plan of the first batch is valid for the others."""
     graph = GRAPHS["any_batch"]
     peaks: dict[str, list[int]] = {}
     for backend, options in (("inductor", NO_REUSE), (BACKEND, {})):
@@ -174,19 +168,19 @@ def test_peak_is_the_schedules_own_for_other_batches() -> None:
                 call = functools.partial(compiled, matrix(rows, seed=rows), w)
                 changes = record_allocations(call)
                 peaks.setdefault(backend, []).append(measure.peak_of_changes(changes))
-    for ours, floor in zip(peaks[BACKEND], peaks["inductor"], strict=True):
-        assert ours <= 1.05 * floor
+    for extension_peak, inductor_peak in zip(peaks[BACKEND], peaks["inductor"], strict=True):
+        assert extension_peak <= 1.05 * inductor_peak
 
 
 def dense(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A chain of products with a small result."""
+    """A chain of matmuls with a small result."""
     for _ in range(6):
         x = (x @ w).tanh() + x
     return x[0] * 2
 
 
 def test_output_keeps_no_more_than_itself() -> None:
-    """With memory_pool=combined stock's output is a view of the memory of all intermediates."""
+    """With memory_pool=combined Inductor's output is a view of the memory of all intermediates."""
     options = {"memory_planning": True, "memory_pool": "combined"}
     inputs = matrix(seed=1), matrix(seed=2)
     held = {}
@@ -200,14 +194,11 @@ def test_output_keeps_no_more_than_itself() -> None:
             held[backend] = sum(record_allocations(call))
     assert held[BACKEND] == SIDE * 4
     if held["inductor"] <= SIDE * 4:
-        pytest.skip("stock's output owns its memory on this torch")
-
-
-# --- training -----------------------------------------------------------------------------------
+        pytest.skip("Inductor's output owns its memory on this torch")
 
 
 def test_training_has_arenas() -> None:
-    """Stock ignores memory_planning as soon as there is a backward."""
+    """Inductor ignores memory_planning if there is a backward."""
     graph = GRAPHS["saved_for_backward"]
 
     def run(function: Callable[..., Any]) -> None:
@@ -225,14 +216,12 @@ def test_training_has_arenas() -> None:
     assert all(arenas.values())
 
 
-# --- scopes -------------------------------------------------------------------------------------
-
 SCOPES = ("between_branches", "across_loop")
 
 
 @pytest.mark.parametrize("name", SCOPES)
 def test_arenas_of_subgraphs_in_cpp(name: str) -> None:
-    """Stock's C++ resets a pool of another scope, which does not compile."""
+    """Inductor's C++ resets a pool of another scope, which does not compile."""
     graph = GRAPHS[name]
     with torch.no_grad():
         check(
@@ -252,7 +241,7 @@ def test_inductor_does_not_compile_pools_of_subgraphs_in_cpp(name: str) -> None:
         except Exception as error:
             message = str(error)
         else:
-            pytest.skip("stock compiles it on this torch")
+            pytest.skip("Inductor compiles it on this torch")
     assert "C++ compile error" in message
 
 
@@ -283,7 +272,7 @@ PARTITIONS = {"graph_partition": True, "custom_should_partition_ops": ["aten::so
 
 @pytest.fixture
 def _cut_at_kernels_of_aten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU nothing is cut; the rule for a GPU is replaced by one that needs none."""
+    """On a CPU graphs are not partitioned, so that the rule for a GPU is replaced."""
     from torch._inductor.scheduler import Scheduler
 
     def should_partition(self: Any, node: Any, *rest: Any, **named: Any) -> Any:
@@ -318,7 +307,7 @@ def test_inductor_mixes_up_pools_of_partitions() -> None:
         except UnboundLocalError:
             return
     if torch.allclose(result, expected, atol=1e-3):
-        pytest.skip("stock computes the right values on this torch")
+        pytest.skip("Inductor computes correct values on this torch")
     assert float((result - expected).abs().max()) > 0.01
 
 
@@ -330,5 +319,5 @@ def test_inductor_recycles_an_output_that_is_a_view() -> None:
         results = compiled(*graph.make_inputs())
         expected = graph.function(*graph.make_inputs())
     if torch.allclose(results[2], expected[2], atol=1e-3):
-        pytest.skip("stock computes the right values on this torch")
+        pytest.skip("Inductor computes correct values on this torch")
     assert torch.allclose(results[0], expected[0], atol=1e-3)

@@ -8,7 +8,7 @@ from test.support.memory_compiles import compiled, planning, squares
 
 
 class TestAliases:
-    """What reaches a buffer's memory by another name keeps it from being given away."""
+    """Memory that is reachable by another name is not reused."""
 
     @torch.no_grad()
     def test_complex_views_and_outputs_that_are_views(self) -> None:

@@ -14,7 +14,7 @@ from test.support.memory_compiles import check, compiled, matmuls, planning, squ
 
 
 def arena_lines(code: str) -> list[str]:
-    """What the code does with arenas, without indentation and comments."""
+    """The lines of code with arenas, without indentation and comments."""
     lines = [line.split("  #")[0].strip() for line in code.splitlines()]
     return [line for line in lines if "pool0" in line]
 

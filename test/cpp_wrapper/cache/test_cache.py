@@ -301,7 +301,7 @@ def test_one_of_several_processes_compiles(
 # --- without the cache ---
 
 
-def test_it_can_be_switched_off(
+def test_the_setting_switches_it_off(
     program: ExportedProgram, folder: pathlib.Path, tmp_path: pathlib.Path, compiler: Compiler
 ) -> None:
     path = tmp_path / "net.pt2"

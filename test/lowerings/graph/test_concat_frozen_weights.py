@@ -1,4 +1,4 @@
-"""Products of one input by frozen weights: which become one, what comes out, and caches of them.
+"""Matmuls of one input by frozen weights: which are joined, their results, and cached code.
 
 On the CPU, for which `frozen.is_covered` is replaced.
 """
@@ -23,11 +23,11 @@ from test.support import aot_util
 
 aten = torch.ops.aten
 
-PRODUCTS = (aten.mm.default, aten.addmm.default)
+MATMULS = (aten.mm.default, aten.addmm.default)
 
 
 class Attention(nn.Module):
-    """Q, K and V of different widths, and what keeps them from being returned."""
+    """Q, K and V of different widths, which are not returned."""
 
     def __init__(self, *, bias: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Attention(nn.Module):
 
 
 class Transposed(nn.Module):
-    """Weights whose rows are those of the second factor."""
+    """Weights that are not transposed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Transposed(nn.Module):
 
 
 class Three(nn.Module):
-    """Three products of one input."""
+    """Three matmuls of one input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Three(nn.Module):
 
 
 class Returned(Three):
-    """The second of three products is returned."""
+    """The second of three matmuls is returned."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         first, second, third = self.products(x)
@@ -71,7 +71,7 @@ class Returned(Three):
 
 
 class Windows(Three):
-    """The first of three products is read by its places in memory."""
+    """The first of three matmuls is read by as_strided."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         first, second, third = self.products(x)
@@ -79,7 +79,7 @@ class Windows(Three):
 
 
 class Tied(nn.Module):
-    """One weight is used twice, and three products have inputs of their own."""
+    """One weight is used twice, and three matmuls have other inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Tied(nn.Module):
 
 
 class Unlike(nn.Module):
-    """One product has a bias and the other has none."""
+    """One matmul has a bias and the other has none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,15 +108,15 @@ def covered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
-    """Inside, weights are frozen, or not; the products that Inductor is given."""
+    """Compile with frozen weights or not; yield the matmuls that Inductor gets."""
     results: list[fx.Node] = []
     run = concat_frozen_weights.concat_frozen_weights
 
     def recorded(gm: fx.GraphModule, settings: Any) -> None:
         run(gm, settings)
-        results.extend(node for node in gm.graph.nodes if node.target in PRODUCTS)
+        results.extend(node for node in gm.graph.nodes if node.target in MATMULS)
 
-    # Dynamo asks for it as well, before there are options. oneDNN's weights have no product.
+    # Dynamo reads it before there are options. With packed oneDNN weights there are no matmuls.
     options = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
     with (
         options,
@@ -131,7 +131,7 @@ def columns(products: list[fx.Node]) -> list[int]:
 
 
 def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any) -> list[fx.Node]:
-    """The products of what Inductor is given, after results have been compared."""
+    """The matmuls that Inductor gets, after comparing results."""
     torch._dynamo.reset()
     copied = torch.compile(copy.deepcopy(model), backend="inductor_ext", options=options)
     with freezing(wanted) as products:
@@ -171,11 +171,11 @@ def test_weights_keep_their_order_in_memory(model: nn.Module, stride: tuple[int,
     assert weight.meta["val"].stride() == stride
 
 
-def test_what_is_returned_stays_contiguous() -> None:
+def test_returned_results_stay_contiguous() -> None:
     assert columns(compiled(Returned().eval(), torch.randn(4, 16))) == [8, 4 + 12]
 
 
-def test_what_is_read_by_its_places_stays_in_its_own_memory() -> None:
+def test_as_strided_results_keep_their_own_memory() -> None:
     assert columns(compiled(Windows().eval(), torch.randn(4, 16))) == [4, 8 + 12]
 
 
@@ -191,7 +191,7 @@ def test_other_matmuls_stay(model: nn.Module, expected: list[int]) -> None:
     [{"wanted": False}, {"gemm_fuse_shared_input": False}, {"gemm_templates": False}],
     ids=["no freezing", "gemm_fuse_shared_input", "gemm_templates"],
 )
-def test_it_can_be_switched_off(options: dict[str, Any]) -> None:
+def test_the_setting_switches_it_off(options: dict[str, Any]) -> None:
     result = compiled(Attention(bias=True).eval(), torch.randn(5, 16), **options)
     assert columns(result) == [4, 8, 24]
 
@@ -206,7 +206,7 @@ def test_cached_code_multiplies_by_the_weights_of_its_model() -> None:
             assert counters["inductor"]["fxgraph_cache_hit"] == before + hits
 
 
-def test_a_package_holds_them_joined() -> None:
+def test_a_package_has_joined_weights() -> None:
     model, x = Attention(bias=True).eval(), torch.randn(5, 16)
     with freezing() as products:
         artifact = aot_util.compile_model(model, (x,))

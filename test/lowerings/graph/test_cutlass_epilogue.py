@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[Tenso
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_chain_is_what_the_graph_computes(name: str) -> None:
+def test_an_epilogue_equals_the_graph(name: str) -> None:
     function, others, expected = CASES[name]
     match = fused(function, A, B, *others)
     assert sorted(match.epilogue.inputs, key=str) == sorted(expected, key=str)
@@ -95,20 +95,20 @@ def test_the_matmul_alone() -> None:
     assert int8.epilogue.outputs == identity("int32").outputs
 
 
-def test_a_size_is_given_at_launch_and_not_compiled_in() -> None:
-    """Whether it is known when compiling or not."""
+def test_sizes_are_launch_arguments() -> None:
+    """Static and dynamic sizes."""
     static = fused(CASES["by_size"][0], A, B)
     assert static.scalars == (96.0,)
     dynamic = fused(CASES["by_size"][0], A, B, dynamic=[(1, 1)])
     (size,) = dynamic.scalars
     assert isinstance(size, fx.Node)
     assert static.epilogue.outputs[0][1] == dynamic.epilogue.outputs[0][1]
-    # So is a root of one, and what a model has as a constant is not.
+    # So is its square root, but a constant of the model is compiled in.
     attention = fused(lambda a, b: (a @ b) * 128**-0.5 + 0.5, A, B)
     assert attention.scalars == (128**-0.5,)
 
 
-def test_alpha_and_beta_are_given_at_launch() -> None:
+def test_alpha_and_beta_are_launch_arguments() -> None:
     result = fused(lambda x, a, b: torch.addmm(x, a, b, alpha=2.0, beta=0.4), tensor(96), A, B)
     assert result.scalars == (2.0, 0.4)
     assert fused(torch.addmm, tensor(96), A, B).scalars == ()
@@ -158,7 +158,7 @@ def test_scales_of_fp8() -> None:
         (lambda a, b, x: a @ b + x.double(), (tensor(96),), "float64"),
     ],
 )
-def test_what_is_not_expressible_is_refused_with_the_reason(
+def test_inexpressible_epilogues_are_refused_with_the_reason(
     function: Callable[..., Any], others: tuple[torch.Tensor, ...], reason: str
 ) -> None:
     with pytest.raises(NotExpressible, match=reason):

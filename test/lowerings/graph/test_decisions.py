@@ -40,13 +40,13 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a 
 
 
 def product(*shapes: Any, **options: Any) -> set[bool]:
-    """Whether the problems that a product asks about have trees."""
+    """Whether the problems of a matmul have trees."""
     _, problems = lower(lambda _: None, lambda x, w: x @ w.t(), *linear(*shapes), **options)
     return {item.epilogue.tree is not None for item in problems}
 
 
 @pytest.mark.parametrize("section", ["cutlass", "cuda"])
-def test_only_matmuls_from_the_threshold_on_use_cutlass(section: str, calls: list[Call]) -> None:
+def test_small_matmuls_do_not_use_cutlass(section: str, calls: list[Call]) -> None:
     size = 512 * 384 * 256
     for least, expected in ((size - 1, 1), (size, 1), (size + 1, 0)):
         calls.clear()
@@ -56,11 +56,11 @@ def test_only_matmuls_from_the_threshold_on_use_cutlass(section: str, calls: lis
         assert lowered.code.count("extern_kernels.mm(") == 1 - expected
 
 
-def test_nobody_else_s_problems_have_trees() -> None:
+def test_trees_need_the_cutlass_backend() -> None:
     assert product(*XW) == {True, False}
     assert product(*XW, max_autotune_gemm_backends="ATEN,TRITON") == {False}
     assert product(*XW, cutlass__cutlass_enabled_ops="bmm") == {False}
-    # A width that is known only at run time may be aligned to nothing.
+    # A dynamic width may be unaligned.
     assert product((512, 256), ("n", 256)) == {False}
 
 
@@ -80,14 +80,14 @@ def test_an_m_bucket_is_split_at_the_threshold(name: str, calls: list[Call]) -> 
     assert max({item.m for item in problems} - with_trees) == 99
     (condition,) = {line for line in lowered.code.splitlines() if " <= 99" in line}
     assert condition
-    # Both sizes above want the same kernel, or one each.
+    # Both M buckets above use the same kernel, or one each.
     assert len({str(operations_of(call)) for call in calls}) == 1
     assert operations_of(calls[0])
     assert len(re.findall(r"extern_kernels\.(mm|addmm)\(", lowered.code)) == 1
 
 
 class Tuned:
-    """Tuning that is stood in for, and what it was asked about."""
+    """Simulated tuning that records its problems."""
 
     def __init__(self) -> None:
         self.asked: list[GemmProblem] = []
@@ -116,7 +116,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Tuned:
 def compiled(
     function: Callable[..., Any], *inputs: Any, folder: Any = None, **options: Any
 ) -> fake_cuda.Lowered:
-    """What a function becomes where what is known decides, and what is measured."""
+    """Lower a function with decisions from a folder and from simulated tuning."""
     settings = {"tuning_cache": folder is not None, "tuning_cache_dir": str(folder)}
     inductor_options = {**FUSES, "max_autotune": True, **options}
     with scope.compile_scope(config.snapshot(settings)):
@@ -149,11 +149,11 @@ def test_without_candidates_cutlass_is_not_probed(
     assert [item.epilogue.tree for item in tuned.asked] == [None]
     assert not calls
     assert "extern_kernels.mm(" in lowered.code
-    # Nor are stock's own kernels of CUTLASS.
+    # Inductor's CUTLASS kernels are not candidates either.
     assert lowered.choices in ((), (("mm",),))
 
 
-def test_what_is_known_is_used_by_compiles_that_measure_nothing(
+def test_stored_results_are_used_without_max_autotune(
     tuned: Tuned, calls: list[Call], tmp_path: Any
 ) -> None:
     compiled(plain, *linear(*XW), folder=tmp_path)
@@ -213,7 +213,7 @@ def test_background_builds_are_measured_when_ready(
         there.append(True)
         compiled(plain, *linear(*XW), folder=tmp_path, **both)
         assert len(calls) == 1
-        # What is decided needs its kernel, too.
+        # A stored decision also needs its built kernel.
         there.clear()
         calls.clear()
         compiled(plain, *linear(*XW), folder=tmp_path, **both)
@@ -222,7 +222,7 @@ def test_background_builds_are_measured_when_ready(
 
 
 class GatesTuned(Tuned):
-    """One kernel for a gate saves so much of 100 us; CUTLASS's, with what follows, 30 us of 60."""
+    """A fused gate saves `saved` of 100 us, a CUTLASS matmul with its epilogue 30 of 60 us."""
 
     def __init__(self, saved: float) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ def test_a_gate_is_one_kernel_only_if_that_saves_most(
         assert len(lowered.kernels()) == len(records) == 1
         return
     computed = [operations_of(call) for call in calls]
-    # Of each pair, one kernel computes what follows both.
+    # One of the two kernels computes the epilogue of both.
     assert sorted(item[-1:] for item in computed if item) == [["mul"]]
     assert not lowered.kernels()
     declined = [item for record in records for item in record.declined]

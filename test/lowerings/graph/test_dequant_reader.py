@@ -124,7 +124,7 @@ class TestBytes:
 
         zeros = tensor(N, K // G, dtype=I8 if steps[0] is I8 else BF16)
         match = check(function, X, BYTES, SCALES, zeros)
-        # What the kernel reads is what they have become.
+        # The kernel reads the converted zero points.
         assert (
             matmul_nodes.dtype_of(match.operands.zero_points[0].node.meta["val"])
             == str(steps[-1])[6:]
@@ -143,10 +143,10 @@ class TestBytes:
     @pytest.mark.parametrize(
         ("function", "inputs"),
         [
-            # Weights that are masked, and less than a number.
+            # Masked weights, and weights that are subtracted from a scalar.
             (lambda x, m, w: F.linear(x, (1 - m) * w), (tensor(N, K), tensor(N, K))),
             (lambda x, w, s: F.linear(x, (8 - w.to(BF16)) * s.unsqueeze(-1)), (BYTES, ROWS)),
-            # A part of a larger weight, and scales, that are no matrices without a copy.
+            # Slices and scales that are not matrices without a copy.
             (
                 lambda x, w: F.linear(x, w.reshape(N, K).to(BF16)),
                 (tensor(N, 4, 16, dtype=I8, strides=(128, 32, 1)),),
@@ -155,7 +155,7 @@ class TestBytes:
                 lambda x, w, s: F.linear(x, w.to(BF16) * s.permute(1, 0).reshape(N, 1)),
                 (BYTES, tensor(6, 8, dtype=BF16)),
             ),
-            # Only integers without a sign have a zero point of all in kernels.
+            # Kernels have one zero point for all only with unsigned integers.
             (
                 lambda x, w, s: F.linear(x, (w.to(BF16) - 3) * s.unsqueeze(-1)),
                 (tensor(N, K, dtype=torch.float8_e4m3fn), ROWS),
@@ -166,7 +166,7 @@ class TestBytes:
     def test_patterns_that_do_not_match(self, function: Any, inputs: Any) -> None:
         assert find(function, X, *inputs) == []
 
-    def test_what_inductor_has_replaced_and_gets_back(self) -> None:
+    def test_woq_int8_replacements_are_undone(self) -> None:
         x = tensor(2, 3, K)
         graph = lowered_graph(lambda x, w, s: F.linear(x, w.to(BF16)) * s, x, BYTES, ROWS)
         assert match_dequantized.find_dequantized_matmuls(graph, PLAIN) == []
@@ -176,7 +176,7 @@ class TestBytes:
 
 
 class TestPairs:
-    def test_neighbours_side_by_side(self) -> None:
+    def test_interleaved_4_bit_values(self) -> None:
         match = check(
             lambda x, w, s: F.linear(x, in_groups(pairs(w).to(BF16), s, 8)), X, PAIRS, SCALES
         )
@@ -246,7 +246,7 @@ class TestPairs:
         inputs = canonical.empty_inputs("meta")
         (match,) = find(canonical.function, *inputs)
         if prologue.dequant == Dequant("column"):
-            # They follow the product.
+            # The scales are applied after the matmul.
             prologue = Prologue(dequant=Dequant())
         assert match.problem.b == problem.b
         assert match.problem.prologue == prologue
@@ -288,14 +288,14 @@ class TestNotFound:
             "halves of K",
         ],
     )
-    def test_what_no_kernel_does(self, function: Callable[..., Any]) -> None:
+    def test_unsupported_patterns_do_not_match(self, function: Callable[..., Any]) -> None:
         assert find(function, X, BYTES, ROWS) == []
 
     def test_switched_off(self) -> None:
         off = Settings(gemm_fuse_dequantize=False)
         assert find(lambda x, w: F.linear(x, w.to(BF16)), X, BYTES, settings=off) == []
 
-    def test_where_rounding_is_emulated(self) -> None:
+    def test_emulated_rounding_disables_the_fusion(self) -> None:
         from torch._inductor import config
 
         with config.patch(emulate_precision_casts=True):

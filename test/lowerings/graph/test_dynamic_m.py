@@ -1,4 +1,4 @@
-"""Products of which N, K or the batch is known only at run time: kernels that take every size."""
+"""Matmuls with dynamic N, K or batch: one kernel for all sizes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Shape = tuple[int | str, ...]
 
 
 def joined(x: Tensor, w: Tensor) -> Tensor:
-    """K is a multiple of 8, whatever it is."""
+    """K is always a multiple of 8."""
     return x.flatten(1) @ w.flatten(1).t()
 
 
@@ -59,7 +59,7 @@ SIZES = {
     "small": {"m": 3, "n": 5, "k": 2, "b": 2},
     "odd": {"m": 19, "n": 67, "k": 9, "b": 1},
 }
-"""Sizes at run time; when it was compiled all were 64."""
+"""Sizes at run time; the functions are compiled with 64."""
 
 
 def inputs(shapes: list[Shape], sizes: dict[str, int]) -> list[Tensor]:
@@ -101,7 +101,7 @@ def test_one_kernel_handles_all_sizes(name: str, modules: dict[str, fake_cuda.Lo
 
 @pytest.mark.parametrize("which", SIZES)
 @pytest.mark.parametrize("name", CASES)
-def test_sizes_never_seen_equal_float64(name: str, which: str, results: dict[str, Tensor]) -> None:
+def test_unseen_sizes_equal_float64(name: str, which: str, results: dict[str, Tensor]) -> None:
     _, function, shapes = CASES[name]
     expected = function(*(value.double() for value in inputs(shapes, SIZES[which])))
     result = results[f"{name}, {which}"]
@@ -110,7 +110,7 @@ def test_sizes_never_seen_equal_float64(name: str, which: str, results: dict[str
 
 
 def test_sizes_of_one_symbol_are_decided_together() -> None:
-    """The products of attention, at each number of rows that is asked for."""
+    """The matmuls of attention, for all M buckets."""
 
     def rule(problem: GemmProblem) -> GemmConfig | None:
         return None if problem.m <= 64 else dataclasses.replace(TILE, template="cp_async")
@@ -131,8 +131,8 @@ def test_sizes_of_one_symbol_are_decided_together() -> None:
     assert lowered.code.count("extern_kernels.bmm(") == 2
 
 
-def test_branches_know_sizes_that_are_found_to_be_equal() -> None:
-    """The two K have symbols of their own, of which the product makes one."""
+def test_branches_use_sizes_that_are_equal() -> None:
+    """The K of the operands are two symbols, which the matmul unifies."""
 
     def rule(problem: GemmProblem) -> GemmConfig | None:
         return None if problem.m <= 64 else TILE
@@ -142,7 +142,7 @@ def test_branches_know_sizes_that_are_found_to_be_equal() -> None:
     assert re.findall(r"inductor_ext_rows_\d_args = .*, (s\d+)]", code) == [k, k]
 
 
-def test_a_flattened_loop_over_an_unknown_k_feeds_warpgroups() -> None:
+def test_flattened_loops_over_dynamic_k_use_wgmma() -> None:
     config = GemmConfig("persistent_tma", 128, 64, 64, 4, 8, tma=True, flatten=True)
     lowered, _ = lower(
         lambda _: config, joined, (("m", "k", 8), torch.bfloat16), (("n", "k", 8), torch.bfloat16)
@@ -154,7 +154,7 @@ def test_a_flattened_loop_over_an_unknown_k_feeds_warpgroups() -> None:
 
 
 def test_branches_read_the_layout_they_expect() -> None:
-    """A concatenation that would have the product's input as a part of its buffer."""
+    """A concatenation whose buffer would contain the matmul's input."""
 
     def rule(problem: GemmProblem) -> GemmConfig:
         return dataclasses.replace(TILE, block_m=16 if problem.m <= 64 else 32)
@@ -173,8 +173,8 @@ def test_branches_read_the_layout_they_expect() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64], ids=str)
-def test_branches_know_scalars_read_at_run_time(dtype: torch.dtype) -> None:
-    """The product's factor is computed of one, and what is added is one itself."""
+def test_branches_use_scalars_read_at_run_time(dtype: torch.dtype) -> None:
+    """An operand is computed from a scalar, and another scalar is added."""
 
     def rule(problem: GemmProblem) -> GemmConfig:
         return dataclasses.replace(TILE, block_m=16 if problem.m <= 64 else 32)

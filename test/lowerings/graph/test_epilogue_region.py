@@ -45,13 +45,13 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a s
             (X, W, tensor(48)),
             Epilogue((row(),), 3, "float32"),
         ),
-        # Another product reads it.
+        # Another matmul reads it.
         (
             lambda x, w, v: F.linear(F.linear(x, w).view(2, 16, 48).relu(), v, None),
             (X, W, tensor(48, 48)),
             Epilogue(pointwise=1),
         ),
-        # A kernel of Inductor's computes it on the way.
+        # Inductor fuses it into the prologue.
         (lambda x, w: F.linear(x, w).relu().sum(0), (X, W), Epilogue()),
         (
             lambda x, w: F.linear(x, w).relu().view(2, 16, 48).permute(1, 0, 2).sum(0),
@@ -68,12 +68,12 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a s
             (tensor(48, 64), W, tensor(48)),
             Epilogue(),
         ),
-        # The product is used as it is, too.
+        # The matmul's output is used as well.
         (lambda x, w: (lambda h: (h, h.relu()))(F.linear(x, w)), (X, W), Epilogue()),
         (lambda x, w: (lambda h: h.relu() + h.sum(0))(F.linear(x, w)), (X, W), Epilogue()),
         (lambda x, w: F.linear(x, w).t().relu(), (X, W), Epilogue()),
         (lambda x, w, r: F.linear(x, w) + r, (X, W, tensor(5, 32, 48)), Epilogue()),
-        # Two results of which none follows from the other.
+        # Two independent results.
         (lambda x, w: (lambda h: (h.relu(), h.cos()))(F.linear(x, w)), (X, W), Epilogue()),
     ],
 )
@@ -85,7 +85,7 @@ def test_fused_epilogues(function: Any, inputs: Any, expected: Epilogue) -> None
     assert add_epilogue(node, problem).epilogue == expected
 
 
-def test_what_is_fused_behind_a_gate() -> None:
+def test_epilogues_after_a_gate() -> None:
     def function(x: Tensor, g: Tensor, u: Tensor, r: Tensor) -> Tensor:
         return F.silu(F.linear(x, g)) * F.linear(x, u) + r
 
@@ -94,7 +94,7 @@ def test_what_is_fused_behind_a_gate() -> None:
     assert add_epilogue(match.outputs[0], match.problem).epilogue == expected
 
 
-def test_what_belongs_elsewhere_ends_a_region() -> None:
+def test_nodes_of_other_kernels_end_a_region() -> None:
     graph = lowered_graph(lambda x, w: F.linear(x, w).relu().cos(), X, W)
     (node,) = graph.find_nodes(op="call_function", target=aten.mm.default)
     _, relu, cos = find_region(node)
@@ -109,7 +109,7 @@ def test_what_belongs_elsewhere_ends_a_region() -> None:
         (lambda x, w, b: F.silu(F.linear(x, w) + b), (X3, W, tensor(1, 1, 48)), 7),
         (lambda x, w, b: (F.linear(x, w) * b).view(32, 48) + 1, (X3, W, tensor(48)), 2),
         (lambda x, w, s: F.linear(x, w).relu() * s, (X3, W, tensor()), 2),
-        # What has no rows of its own for each of the product's.
+        # Its rows do not correspond to the matmul's rows.
         (lambda x, w, r: F.linear(x, w).relu() + r, (X3, W, tensor(16, 48)), 1),
         (
             lambda x, w, r: F.linear(x, w).relu() + r,

@@ -14,7 +14,7 @@ from test.support.cutlass_lowering import XW, Call, best, linear, lower
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 
 
-def test_reports_say_what_a_kernel_takes_in(calls: list[Call]) -> None:
+def test_reports_list_fused_operations(calls: list[Call]) -> None:
     def program(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x @ w.t()) * 2.0
         return torch.softmax(y, -1) @ v

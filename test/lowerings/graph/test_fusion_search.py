@@ -57,12 +57,12 @@ LAYER = (NORM, tensor(64, 64), tensor(64, 64), W, W, tensor(64, 48))
 
 
 def kinds_of(matches: Sequence[Fusion]) -> list[tuple[bool, bool]]:
-    """Whether each begins with a norm, and whether it is a gate."""
+    """Whether each fusion has a norm, and whether it is a gate."""
     return [(case.problem.prologue is not None, case.problem.epilogue.gated) for case in matches]
 
 
 @pytest.mark.parametrize("dynamic", [(), [(0, 1)]])
-def test_a_layer_with_all_of_them(dynamic: Any) -> None:
+def test_a_layer_with_all_fusions(dynamic: Any) -> None:
     graph = lowered_graph(layer, X3, *LAYER, dynamic=dynamic)
     matches = find_fusions(graph, PLAIN)
     assert kinds_of(matches) == [(True, True), (True, False), (False, True), (False, False)]
@@ -83,7 +83,7 @@ def test_each_can_be_switched_off(switch: str, kinds: list[tuple[bool, bool]]) -
     assert kinds_of(find_fusions(lowered_graph(layer, X3, *LAYER), settings)) == kinds
 
 
-def test_casts_that_the_user_wants_are_kept() -> None:
+def test_emulated_casts_are_kept() -> None:
     graph = lowered_graph(layer, X3, *LAYER)
     with torch._inductor.config.patch(emulate_precision_casts=True):
         matches = find_fusions(graph, PLAIN)
@@ -95,7 +95,7 @@ SIDE = 8
 
 
 class Builder:
-    """A random graph of square matrices, any of which can be a factor of any other's product."""
+    """A random graph of square matrices, so that any can be multiplied by any other."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -198,7 +198,7 @@ def test_random_graphs_compute_the_same(
 ) -> None:
     builder = Builder()
     for kind, *picks in steps:
-        # Mostly of what was made last.
+        # Mostly recent values.
         builder.step(kind, *(builder.values[-1 - pick % len(builder.values)] for pick in picks))
     builder.graph.output(tuple(builder.values[-outputs:]))
     graph = builder.graph
@@ -252,7 +252,7 @@ HALVES = {"parts": (48, 48), "gated": True}
     ],
     ids=str,
 )
-def test_the_program_of_a_problem_is_found_to_be_the_problem(given: GemmProblem) -> None:
+def test_the_program_of_a_problem_matches_the_problem(given: GemmProblem) -> None:
     canonical = program(given)
     inputs = canonical.empty_inputs("meta")
     graph = lowered_graph(canonical.function, *inputs)
@@ -271,7 +271,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="traced on a s
 
 
 class TestLowPrecision:
-    """Products of integers and of fp8, whose scales are fused behind them."""
+    """Matmuls of integers and of fp8, whose scales are in the epilogue."""
 
     def lower(self, function: Callable[..., Any], *inputs: Any) -> str:
         def rule(problem: GemmProblem) -> GemmConfig | None:
@@ -314,7 +314,7 @@ class TestLowPrecision:
         ]
         code = self.lower(function, tensor(32, K, dtype=fp8), rows, *weights)
         (kernel,) = re.findall(r"def triton_\w+\((.*)\)", code)
-        # Factors, then scales, then biases; sums are never stored without them.
+        # Operands, then scales, then biases; unscaled accumulators are never stored.
         assert kernel.count(",") == (4 + 4 + 3 * bias)
         assert "PARTS : tl.constexpr = 3" in code
         assert re.findall(r"empty_strided_cuda\((.*?\)), .* torch.(\w+)\)", code) == [

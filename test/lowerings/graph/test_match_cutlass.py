@@ -32,7 +32,7 @@ from test.support.cutlass_lowering import (
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")
 
 
-def test_what_follows_is_in_the_kernel(calls: list[Call]) -> None:
+def test_epilogues_are_in_the_kernel(calls: list[Call]) -> None:
     before = counters["inductor"]["cutlass_epilogue_fusion_counter"]
     lowered, _ = lower(
         best,
@@ -52,7 +52,7 @@ def test_what_follows_is_in_the_kernel(calls: list[Call]) -> None:
     assert counters["inductor"]["cutlass_epilogue_fusion_counter"] == before + 1
 
 
-def test_nothing_follows_in_the_kernel_where_ops_round(calls: list[Call]) -> None:
+def test_emulated_rounding_disables_epilogues(calls: list[Call]) -> None:
     with inductor_config.patch(emulate_precision_casts=True):
         lower(best, lambda x, w: torch.relu(x @ w) * 3, matrix(512, 256), matrix(256, 384))
     (call,) = calls
@@ -61,8 +61,10 @@ def test_nothing_follows_in_the_kernel_where_ops_round(calls: list[Call]) -> Non
 
 @pytest.mark.parametrize("fuses", [True, False])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Call]) -> None:
-    """The program of a problem asks for the very kernel that the model's graph asks for."""
+def test_tuned_kernels_are_the_kernels_of_the_model(
+    name: str, fuses: bool, calls: list[Call]
+) -> None:
+    """The reference program of a problem and the model's graph use the same kernel."""
     function, inputs, operations = GRAPHS[name]
     _, problems = lower(best, function, *inputs, cutlass__cutlass_epilogue_fusion_enabled=fuses)
     (used,) = calls
@@ -88,7 +90,7 @@ def test_what_is_measured_is_what_is_used(name: str, fuses: bool, calls: list[Ca
 @pytest.mark.skipif(
     not generated_code.takes_strided_offsets(), reason="this torch takes no other offsets"
 )
-def test_the_ends_of_groups_are_neighbours(calls: list[Call]) -> None:
+def test_offsets_of_groups_are_contiguous(calls: list[Call]) -> None:
     function, (a, b, _), _ = GRAPHS["grouped"]
     apart = torch.empty_strided((4,), (2,), dtype=torch.int32, device="meta")
     lower(best, function, a, b, apart)
@@ -122,7 +124,7 @@ def test_a_shared_epilogue_belongs_to_one_matmul(calls: list[Call]) -> None:
     assert not lowered.kernels()
 
 
-def test_nothing_is_computed_before_what_it_needs(calls: list[Call]) -> None:
+def test_nodes_follow_their_operands(calls: list[Call]) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         y = torch.relu(x @ w.t())
         return y + torch.softmax(y, -1)
@@ -140,7 +142,7 @@ def test_a_matmul_and_its_epilogue_are_both_stored(calls: list[Call]) -> None:
     assert not lowered.kernels()
 
 
-def test_what_cannot_be_expressed_is_left_out(calls: list[Call]) -> None:
+def test_inexpressible_nodes_are_not_fused(calls: list[Call]) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x @ w.t()
         z = torch.relu(y)
@@ -149,7 +151,7 @@ def test_what_cannot_be_expressed_is_left_out(calls: list[Call]) -> None:
     lower(best, function, *linear(*XW))
     (call,) = calls
     assert operations_of(call) == ["relu"]
-    # What is only on the way to the sine is not stored.
+    # Inner values of the sine's argument are not stored.
     assert len(call.layouts) == 2
 
     calls.clear()
@@ -176,7 +178,7 @@ def test_scalars_known_at_the_call_are_arguments(calls: list[Call]) -> None:
     assert all(not call.scalars[0].is_number for call in calls)
 
 
-def test_without_fusion_what_follows_has_a_kernel_of_its_own(calls: list[Call]) -> None:
+def test_without_fusion_epilogues_have_own_kernels(calls: list[Call]) -> None:
     lowered, _ = lower(best, plain, *linear(*XW), cutlass__cutlass_epilogue_fusion_enabled=False)
     (call,) = calls
     assert operations_of(call) == []

@@ -62,7 +62,7 @@ def by_hand(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
 
 
 WEIGHTS = {int8_linear: (BYTES, ROWS), int4: (PAIRS, SCALES)}
-"""Layers, and two tensors of each: a weight of N rows, and its scales."""
+"""Layers, with a weight of N rows and its scales."""
 
 PROLOGUES = {
     int8_linear: Prologue(dequant=Dequant("column")),
@@ -78,7 +78,7 @@ def normalized(prologue: Prologue) -> Prologue:
 
 @pytest.mark.parametrize("layer", WEIGHTS)
 class TestSeveral:
-    """Products in one kernel, as those of plain weights in test_match_shared_input."""
+    """Several matmuls in one kernel, as with plain weights in test_match_shared_input."""
 
     @pytest.mark.parametrize("x", [X, tensor(2, 3, K)], ids=["two dimensions", "three"])
     def test_a_gate(self, layer: Layer, x: Tensor) -> None:
@@ -209,7 +209,7 @@ class TestSeveralRead:
         ],
         ids=["columns and groups", "bytes and pairs", "another half first"],
     )
-    def test_those_that_differ_are_not_merged(
+    def test_different_dequantizations_are_not_merged(
         self, function: Callable[..., Any], inputs: tuple[Tensor, ...]
     ) -> None:
         graph = lowered_graph(function, *inputs)
@@ -223,7 +223,7 @@ class TestSeveralRead:
         matches = find_fusions(graph, PLAIN, scaled)
         assert [case for case in matches if case.problem.operation == "mixed"] == []
 
-    def test_what_follows_is_read_as_far_as_kernels_do_it(self) -> None:
+    def test_scales_after_the_matmul_are_read(self) -> None:
         def follow(function: Callable[..., Any], *more: Tensor) -> Fusion:
             graph = lowered_graph(
                 lambda x, w, *rest: function(F.linear(x, w.to(BF16)), *rest), X, BYTES, *more
@@ -250,7 +250,7 @@ class TestSeveralRead:
         self, b_dtype: str, parts: tuple[int, ...], norm: bool
     ) -> None:
         if not parts and not norm:
-            return  # Of one product alone there is more above.
+            return  # One matmul alone is tested above.
         grouped = b_dtype == "uint4"
         prologue = Prologue(
             RowNorm("rms", 1) if norm else None,
@@ -320,7 +320,7 @@ class TestLowered:
             return dataclasses.replace(TILE, block_m=16 if problem.m <= 16 else 64)
 
         def function(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-            # Each makes a view of its own of what they share.
+            # Every matmul has its own view of the shared input.
             pairs = zip(weights[::2], weights[1::2], strict=True)
             return tuple(int8_linear(x, weight, scales) for weight, scales in pairs)
 
@@ -335,7 +335,7 @@ class TestLowered:
     @pytest.fixture(scope="class")
     @staticmethod
     def layer() -> tuple[list[GemmProblem], str]:
-        """A layer of a quantised Llama: the products that were met, and the code."""
+        """A layer of a quantized Llama: the problems of its matmuls, and the code."""
         met: list[GemmProblem] = []
 
         def rule(problem: GemmProblem) -> GemmConfig | None:
@@ -363,10 +363,10 @@ class TestLowered:
         assert len(re.findall(r"def triton_gemm_", code)) == 4
         assert code.count("NORMALIZE : tl.constexpr = True") == 2
         assert code.count("GATED : tl.constexpr = True") == 1
-        # Nothing is multiplied that was dequantised before.
+        # No dequantized weight is materialized.
         assert {item.operation for item in met} == {"mixed", "bmm"}
 
-    def test_the_norm_s_weight_stands_behind_all_scales(
+    def test_the_norm_s_weight_follows_all_scales(
         self, layer: tuple[list[GemmProblem], str]
     ) -> None:
         _, code = layer

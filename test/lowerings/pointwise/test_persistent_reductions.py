@@ -114,7 +114,7 @@ def test_passes_without_a_pointwise_end_are_counted() -> None:
 
 
 @without_gpu
-def test_it_can_be_switched_off() -> None:
+def test_the_setting_switches_it_off() -> None:
     shape = (16, 4096)
     stock = lowered(layer_norm, shape, ours=False)
     assert lowered(layer_norm, shape, persistent_rows=False).kernels() == stock.kernels()

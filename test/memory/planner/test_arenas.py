@@ -1,4 +1,4 @@
-"""Arenas: which requests share one, and that every plan is right for every size.
+"""Arenas: which requests share one, and that every plan is valid for every size.
 
 `PLANNER_EXAMPLES=100000 python -m pytest test/memory/planner/test_arenas.py -k any_size` is the
 long run.
@@ -39,7 +39,7 @@ def hint(expression: sympy.Expr) -> int:
 
 
 def chain(widths: Sequence[int]) -> list[Request]:
-    """A chain of matmuls: each result is used by the next one alone."""
+    """A chain of matmuls: each result is used only by the next one."""
     return [Request(f"b{i}", i, i + 2, 4 * S * width) for i, width in enumerate(widths)]
 
 
@@ -107,7 +107,7 @@ def test_a_chain_of_matmuls_is_one_arena_of_one_term() -> None:
     assert not arena.is_static
 
 
-def test_what_is_not_a_visible_multiple_is_rounded() -> None:
+def test_sizes_are_rounded_unless_they_are_multiples() -> None:
     requests = [Request("a", 0, 2, 4 * S), Request("b", 1, 3, 4 * T), Request("c", 2, 4, 10)]
     (arena,) = plan_arenas(requests, hint=hint)
     assert printed(arena) == [
@@ -190,7 +190,7 @@ def test_constant_and_symbolic_sizes_share_an_arena() -> None:
     assert arena.members[3].offset == 0
 
 
-def test_a_request_without_lifetime_lives_at_its_write() -> None:
+def test_an_empty_live_range_is_live_at_its_write() -> None:
     requests = [Request("a", 0, 3, 64), Request("dead", 1, 1, 256), Request("b", 1, 3, 64)]
     (arena,) = plan_arenas(requests, hint=hint)
     assert arena.size == 64 + 256 + 64
@@ -212,7 +212,7 @@ def test_no_arena_is_older_than_the_symbols_of_its_size() -> None:
 
 
 def test_buffers_live_across_a_symbol_go_where_cheapest() -> None:
-    # "early" is gone before the late one comes. Were "b" with it, it would keep it alive.
+    # "early" is freed before the late request. Together with "b" it would stay allocated.
     requests = [
         Request("early", 0, 3, 6400 * S),
         Request("b", 2, 9, 64 * S),
@@ -236,7 +236,7 @@ def test_buffers_live_across_a_symbol_go_where_cheapest() -> None:
         ({"size": S / 3}, "size at the hint"),
     ],
 )
-def test_a_request_that_no_plan_can_serve_is_named(fields: dict[str, object], field: str) -> None:
+def test_invalid_requests_are_named(fields: dict[str, object], field: str) -> None:
     good = {"name": "buf7", "start": 0, "end": 2, "size": 8}
     with pytest.raises(exc.BadIntervalError, match="buf7") as raised:
         plan_arenas([Request(**{**good, **fields})], hint=hint)  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ def test_real_graphs_stay_near_the_bound_for_other_sizes(
 
 
 def test_expressions_do_not_grow_with_the_depth_of_the_stack() -> None:
-    # Nothing here is comparable, so that no maximum can be dropped.
+    # No two sizes are comparable, so that no argument of a maximum can be dropped.
     names = symbols(" ".join(f"x{i}" for i in range(60)))
     requests = [Request(f"b{i}", i, i + 4, 4 * name) for i, name in enumerate(names)]
     (arena,) = plan_arenas(requests, hint=lambda symbol: 10 + int(str(symbol)[1:]))
@@ -293,7 +293,7 @@ SIZES = st.one_of(
 
 @st.composite
 def requests_of(draw: Callable[..., object]) -> list[Request]:
-    """Requests of every kind, some of them known late."""
+    """Requests of every kind, some with sizes that become known late."""
     requests = []
     for index in range(draw(st.integers(0, 12))):  # type: ignore[call-overload]
         start = draw(st.integers(0, 12))
@@ -350,7 +350,7 @@ def test_a_plan_holds_for_any_size(
 
 @examples(20)
 @given(requests_of())
-def test_planning_twice_gives_the_same(requests: list[Request]) -> None:
+def test_planning_is_deterministic(requests: list[Request]) -> None:
     assert plan_arenas(requests, hint=hint) == plan_arenas(requests, hint=hint)
 
 
@@ -375,7 +375,7 @@ def broken(arena: Arena, index: int, **fields: object) -> Arena:
     return dataclasses.replace(arena, members=tuple(members))
 
 
-def test_the_verifier_finds_what_is_wrong() -> None:
+def test_the_verifier_finds_every_error() -> None:
     (arena,) = plan_arenas(chain([128, 256, 64]), hint=hint)
     samples = [{S: 7}, {S: 100}]
     verify_arenas([arena], samples)
@@ -407,7 +407,7 @@ def test_the_verifier_finds_what_is_wrong() -> None:
 
 
 def test_a_member_must_rest_on_what_is_below_at_every_sample() -> None:
-    # Apart at the sample by luck, but not in the order that the arena claims.
+    # They do not overlap at the sample, but not in the stacking order of the arena.
     requests = [Request("a", 0, 2, 64 * S), Request("b", 0, 2, 64 * T)]
     arena = Arena(
         key=None,

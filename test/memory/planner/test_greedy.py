@@ -15,7 +15,7 @@ from test.support.planner_problems import intervals, stepped
 class TestPlacing:
     @given(intervals(25, least=1))
     @unchecked_examples(150)
-    def test_random_placements_are_right(self, problem: list[Interval]) -> None:
+    def test_random_placements_are_valid(self, problem: list[Interval]) -> None:
         component = stepped(problem)
         ordered = sorted(problem, key=lambda i: (i.start, i.end, -i.size))
         order = sorted(range(component.count), key=lambda i: -component.size[i])
@@ -34,7 +34,7 @@ class TestPlacing:
 
     @given(intervals(25, least=1), st.integers(0, 10))
     @unchecked_examples(150)
-    def test_random_allocation_in_time_order_is_right(
+    def test_random_allocation_in_time_order_is_valid(
         self, problem: list[Interval], longest_on_top: int
     ) -> None:
         component = stepped(problem)
@@ -78,7 +78,7 @@ class TestPlacing:
         assert greedy.skyline(component, order, component.bound) is not None
 
     def test_best_fit_prefers_the_tight_gap(self) -> None:
-        # Gaps of 30 and 10 bytes at time 1 between what lasts; the last buffer takes the second.
+        # At time 1 there are gaps of 30 and 10 bytes; the last buffer takes the second.
         problem = [
             Interval(0, 1, 30),
             Interval(0, 2, 5),

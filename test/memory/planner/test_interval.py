@@ -26,9 +26,7 @@ class TestInterval:
             ((0, 1, 1, -4), "alignment"),
         ],
     )
-    def test_what_no_plan_could_be_right_for_is_refused(
-        self, arguments: tuple[int, ...], field: str
-    ) -> None:
+    def test_invalid_intervals_are_refused(self, arguments: tuple[int, ...], field: str) -> None:
         with pytest.raises(exc.BadIntervalError) as caught:
             Interval(*arguments, name="arg0")
         assert caught.value.fields["field"] == field
@@ -67,7 +65,7 @@ class TestVerify:
     )
     right = (0, 16, 0)
 
-    def test_accepts_a_right_plan(self) -> None:
+    def test_a_valid_plan_is_accepted(self) -> None:
         verify(self.problem, self.right, 21)
 
     @pytest.mark.parametrize(
@@ -81,7 +79,7 @@ class TestVerify:
             ((0, 16), None, ["2 offsets", "3 buffers"]),
         ],
     )
-    def test_names_what_is_wrong(
+    def test_errors_name_the_buffers(
         self, offsets: tuple[int, ...], arena: int | None, words: list[str]
     ) -> None:
         with pytest.raises(exc.PlanError) as caught:
@@ -92,7 +90,7 @@ class TestVerify:
 
     @given(intervals(7, times=6, sizes=5, alignments=(1, 2)), st.data())
     @unchecked_examples(300)
-    def test_random_plans_are_judged_as_by_looking_at_all_pairs(
+    def test_random_plans_are_verified_as_by_all_pairs(
         self, problem: list[Interval], data: st.DataObject
     ) -> None:
         offsets = [data.draw(st.integers(-1, 14)) for _ in problem]
@@ -103,7 +101,7 @@ class TestVerify:
         else:
             assert not conflicts(problem, offsets)
 
-    def test_finds_every_single_overlap_put_into_a_good_plan(self) -> None:
+    def test_every_overlap_in_a_valid_plan_is_found(self) -> None:
         problem = dense(60)
         plan = solve(problem, iterations=0)
         result = 0

@@ -55,7 +55,7 @@ class Case:
         return sorted({storage.device for storage in self.storages} | set(self.other_memory or ()))
 
     def profiles(self, device: str) -> list[list[int]]:
-        """What is held besides, under each assumption."""
+        """Other live memory, under each assumption."""
         return (self.other_memory or {}).get(device) or [[0] * self.steps]
 
 
@@ -70,7 +70,7 @@ def cases(draw: st.DrawFn, *, most: int = 14) -> Case:
     storages = []
     for index in range(draw(st.integers(0, most))):
         start = draw(st.integers(0, steps - 1))
-        # The step that frees it comes later, if not much: it may be that of a dead store.
+        # It is freed at a later step, which may be that of a dead store.
         end = draw(st.integers(start + 1, steps) if draw(st.booleans()) else st.just(steps))
         size = GRANULE * draw(st.integers(0, 12))
         device = draw(st.sampled_from(devices))
@@ -142,7 +142,7 @@ def plain(case: Case) -> list[tuple[str, int, int, int]]:
 
 
 def check_structure(case: Case, decision: Decision) -> None:
-    """What holds for every decision."""
+    """Check the invariants of every decision."""
     placed: list[int] = []
     for arena in decision.arenas:
         indices = [int(member.request.name) for member in arena.members]
@@ -192,7 +192,7 @@ def check_structure(case: Case, decision: Decision) -> None:
 
 
 def check_limits(case: Case, decision: Decision) -> None:
-    """No assumption's peak is raised, and nothing at the rigid steps."""
+    """Check that no peak increases under any assumption, and no memory at unbounded steps."""
     allocations = spans(case, decision)
     for device in case.devices:
         needed = alive(case, plain(case), device)
@@ -263,7 +263,7 @@ def reusable(size: int, start: int, end: int) -> LiveRange:
 
 
 class TestRoom:
-    """What may be held across a gap is what the bound leaves there."""
+    """The memory that may stay allocated across a gap is the headroom of the lower bound."""
 
     @pytest.mark.parametrize(("between", "taken"), [(64, {1: 0}), (65, {})])
     def test_headroom_of_a_gap(self, between: int, taken: dict[int, int]) -> None:

@@ -60,7 +60,7 @@ class TestSolve:
         assert solve(problem).peak == 73
 
     def test_the_optimum_can_exceed_the_lower_bound(self) -> None:
-        # Five steps, three buffers that each leave room for no more than two at a time, in a ring.
+        # A ring of buffers of which at most two at a time fit into the lower bound.
         problem = [Interval(0, 2, 2), Interval(1, 4, 1), Interval(3, 6, 2), Interval(5, 7, 1)]
         problem += [Interval(0, 1, 1), Interval(6, 7, 2), Interval(2, 3, 2), Interval(4, 5, 1)]
         assert solve(problem).peak == optimum(problem)
@@ -76,7 +76,7 @@ class TestSolve:
 
     @given(intervals(40), st.integers(0, 3))
     @unchecked_examples(150)
-    def test_random_plans_are_right_and_between_the_bounds(
+    def test_random_plans_are_valid_and_within_bounds(
         self, problem: list[Interval], seed: int
     ) -> None:
         plan = solve(problem, iterations=20, seed=seed)
@@ -109,7 +109,7 @@ class TestSolve:
         plan = solve(moved, iterations=5)
         assert not conflicts(problem, plan.offsets)
 
-    def test_the_same_in_every_process(self) -> None:
+    def test_results_are_the_same_in_every_process(self) -> None:
         code = (
             "import json; from test.support.planner_problems import dense; "
             "from inductor_ext.memory.planner.solver import solve; "
@@ -129,8 +129,8 @@ class TestSolve:
             assert plan.iterations <= budget * 1.1 + 10
 
     def test_default_work_grows_in_proportion_to_the_buffers(self) -> None:
-        # Work stands for time, which no test should depend on: `benchmarks.memory.planner`
-        # measures it. Beyond the budget only the three placements that are always tried count.
+        # Work is measured instead of time, which `benchmarks.memory.planner` measures. Beyond the
+        # budget there are only the three placements that are always tried.
         for count in (200, 800):
             plan = solve(dense(count))
             assert plan.ratio > 1

@@ -130,7 +130,7 @@ class TestRank:
         problem = linear(2048, 4096, 4096)
         assert rank(problem, H200, limit=1) == rank(problem, H200)[:1]
 
-    def test_the_same_in_every_process(self) -> None:
+    def test_results_are_the_same_in_every_process(self) -> None:
         code = (
             "import json; from inductor_ext.templates.triton.ranking import rank; "
             "from test.support.cost_model_cases import linear; "

@@ -21,7 +21,7 @@ from test.support import hash_seeds
 
 
 def random_problem(rng: random.Random, steps: int, *, batches: bool = False) -> OrderProblem:
-    """Steps 0, 1, ... are in a right order."""
+    """Return a problem for which 0, 1, ... is a valid order."""
     buffers: list[Buffer] = []
     for _ in range(rng.randint(0, 2) if steps < 20 else steps // 10):
         readers = rng.sample(range(steps), rng.randint(1, min(2, steps)))
@@ -49,9 +49,9 @@ def random_problem(rng: random.Random, steps: int, *, batches: bool = False) -> 
 
 
 def simulate(problem: OrderProblem, order: Sequence[int]) -> list[int]:
-    """Loads by playing the order through, one buffer at a time."""
+    """Live bytes at each step, by simulating the order."""
     place = {step: index for index, step in enumerate(order)}
-    death: dict[int, int] = {}  # position whose step is the last to find it in memory
+    death: dict[int, int] = {}  # the last position at which it is live
     for index, buffer in enumerate(problem.buffers):
         users = [place[step] for step in buffer.consumers]
         if buffer.producer is not None:
@@ -75,14 +75,14 @@ def simulate(problem: OrderProblem, order: Sequence[int]) -> list[int]:
                 while freed + 1 < len(order) and order[freed + 1] in problem.batched:
                     freed += 1
             if index in inherited.values():
-                freed = death[index] - 1  # from then on it counts as its heir
+                freed = death[index] - 1  # its memory then belongs to the buffer that reuses it
             load += buffer.size * (birth <= position <= freed)
         loads.append(load)
     return loads
 
 
 def optimum(problem: OrderProblem) -> int:
-    """The lowest peak of all orders, by trying them; for problems without late frees."""
+    """The lowest peak of all orders, by enumeration; for problems without late frees."""
     needs = [0] * problem.steps
     for buffer in problem.buffers:
         if buffer.producer is not None:
@@ -115,7 +115,7 @@ seeds = st.integers(0, 2**32)
 
 @settings(max_examples=80, deadline=None)
 @given(seeds, st.integers(1, 40), st.booleans())
-def test_an_order_is_right_and_never_worse(seed: int, steps: int, batched: bool) -> None:
+def test_orders_are_valid_and_never_worse(seed: int, steps: int, batched: bool) -> None:
     problem = random_problem(random.Random(seed), steps, batches=batched)
     result = find_order(problem, range(steps))
     assert sorted(result.order) == list(range(steps))
@@ -142,7 +142,7 @@ def test_no_order_is_below_the_lower_bound(seed: int, steps: int) -> None:
 
 
 def test_small_problems_are_solved_to_the_optimum() -> None:
-    """All of these 120; of the orders that they start from, less than two thirds are optimal."""
+    """All 120 are solved; fewer than two thirds of the initial orders are optimal."""
     problems = [random_problem(random.Random(seed), 7) for seed in range(120)]
     optima = [optimum(problem) for problem in problems]
     results = [find_order(problem, range(7)) for problem in problems]
@@ -168,11 +168,11 @@ def test_a_ladder_is_climbed_rung_by_rung(rungs: int) -> None:
     assert result.peak == 100 + rungs
 
 
-def test_effort_bounds_the_search() -> None:
+def test_effort_limits_the_search() -> None:
     problem = random_problem(random.Random(1), 400)
     result = find_order(problem, range(400))
     assert result.lower_bound < result.peak < result.peak_before
-    # What is begun when the effort ends is ended.
+    # A step that begins before the limit is completed.
     assert result.operations < 1.1 * EFFORT * problem.steps
 
 
@@ -196,7 +196,7 @@ def test_the_same_problem_has_the_same_order_in_every_process() -> None:
         ([0, 2], "step 2 is unknown or occurs twice"),
     ],
 )
-def test_a_wrong_order_is_refused(order: list[int], complaint: str) -> None:
+def test_invalid_orders_are_refused(order: list[int], complaint: str) -> None:
     problem = OrderProblem(2, (Buffer(1, 0, (1,)),))
     for use in (profile, find_order):
         with pytest.raises(exc.OrderError, match=complaint):

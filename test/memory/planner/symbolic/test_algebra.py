@@ -37,7 +37,7 @@ UNKNOWN = sympy.Symbol("i0", integer=True)
         ([64 * S - 64, 64 * S], "Max(64*s, 64*s - 64)"),
     ],
 )
-def test_a_maximum_loses_what_is_never_the_largest(values: list[object], text: str) -> None:
+def test_a_maximum_drops_dominated_arguments(values: list[object], text: str) -> None:
     algebra = make_algebra(values)
     result = algebra.maximum([algebra.size(value, 64) for value in values])
     assert str(algebra.expression(result)) == text
@@ -64,8 +64,8 @@ def test_a_visible_multiple_is_not_rounded() -> None:
     )
 
 
-def test_rounding_adds_to_what_is_rounded_already() -> None:
-    # One that need not be aligned lies on one that is, and an aligned one on both.
+def test_sizes_are_rounded_where_they_are_stacked() -> None:
+    # An unaligned member is above an aligned one, and an aligned one above both.
     algebra = make_algebra([4 * S])
     offsets, size = algebra.stack(stack_in_order([(0, 1)] * 3, range(3)), [4 * S] * 3, [64, 1, 64])
     assert [str(offset) for offset in offsets] == ["0", "Align(4*s, 64)", "2*Align(4*s, 64)"]
@@ -93,7 +93,7 @@ NUMBERS = st.sampled_from([0, 1, 2, 17, 63, 64, 1009, 2**40 + 1])
     st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=5),
     st.randoms(use_true_random=False),
 )
-def test_what_is_left_out_of_an_expression_never_matters(
+def test_terms_left_out_of_an_expression_never_matter(
     buffers: list[tuple[int, int, sympy.Expr, int]],
     points: list[tuple[int, int, int]],
     generator: random.Random,
@@ -114,7 +114,7 @@ def test_what_is_left_out_of_an_expression_never_matters(
         assert program(values) == [expected_height, *expected_offsets]
 
 
-def test_a_long_maximum_is_given_a_name() -> None:
+def test_a_long_maximum_becomes_a_definition() -> None:
     names = [sympy.Symbol(f"x{i}", integer=True, positive=True) for i in range(30)]
     algebra = make_algebra([4 * name for name in names], prefix="arena3")
     top = algebra.maximum([algebra.size(4 * name, 64) for name in names])

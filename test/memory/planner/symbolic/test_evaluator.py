@@ -12,7 +12,7 @@ S, T, U = (sympy.Symbol(name, integer=True, positive=True) for name in "stu")
 
 
 class Half(sympy.Function):  # type: ignore[misc]
-    """A function that sympy knows nothing of, like those that Inductor adds."""
+    """A function that sympy does not define, like those of Inductor."""
 
     @classmethod
     def eval(cls, value: sympy.Expr) -> sympy.Expr | None:
@@ -38,11 +38,11 @@ class Half(sympy.Function):  # type: ignore[misc]
         (sympy.Piecewise((S, S < T), (T, True)), 3),
     ],
 )
-def test_a_program_computes_what_sympy_does(expression: sympy.Expr, value: int) -> None:
+def test_evaluation_equals_sympy(expression: sympy.Expr, value: int) -> None:
     assert ExpressionEvaluator([expression])({S: 7, T: 3}) == [value]
 
 
-def test_a_program_evaluates_definitions_first() -> None:
+def test_definitions_are_evaluated_first() -> None:
     a, b = sympy.symbols("a b", integer=True)
     program = ExpressionEvaluator([a + b], [(a, 2 * S), (b, a * T)])
     assert set(program.symbols) == {S, T}
@@ -52,7 +52,7 @@ def test_a_program_evaluates_definitions_first() -> None:
 @pytest.mark.parametrize(
     ("expression", "values"), [(S / 2, {S: 7}), (S / T, {S: 7, T: 0}), (S, {}), (1 / S, {S: 0})]
 )
-def test_a_program_says_where_there_is_no_integer(
+def test_results_that_are_no_integer_are_errors(
     expression: sympy.Expr, values: dict[sympy.Symbol, int]
 ) -> None:
     with pytest.raises(ValueError, match="no integer value"):

@@ -37,15 +37,15 @@ def live_together(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def test_only_buffers_directly_below_are_listed() -> None:
-    # All three live at once: the topmost needs to know of the middle one alone.
+    # All three are live at once: only the middle one is directly below the topmost.
     assert stack_in_order([(0, 3)] * 3, [2, 0, 1]).below == ((2,), (0,), ())
-    # The first and the last never meet, so that both carry the one in the middle.
+    # The first and the last are never live at once, so that the middle one is above or below both.
     assert stack_in_order([(0, 2), (0, 4), (2, 4)], [0, 2, 1]).below == ((), (2, 0), ())
 
 
 @examples(100)
 @given(LIFETIMES, st.randoms(use_true_random=False))
-def test_a_stacking_orders_what_is_live_at_once_and_nothing_more(
+def test_a_stacking_orders_exactly_what_is_live_at_once(
     lifetimes: list[tuple[int, int]], generator: random.Random
 ) -> None:
     order = list(range(len(lifetimes)))
@@ -66,7 +66,7 @@ def test_a_stacking_orders_what_is_live_at_once_and_nothing_more(
 
 
 def test_reducing_a_large_order_does_not_visit_all_pairs() -> None:
-    # Every pair is live at once, 2 million of them, and one neighbour each is enough.
+    # All 2 million pairs are live at once, and one buffer below each is enough.
     result = stack_in_order([(0, 1)] * 2000, range(2000))
     assert result.below == ((), *((index,) for index in range(1999)))
 
@@ -89,7 +89,7 @@ def test_samples_scale_all_symbols_together_and_each_alone() -> None:
 
 
 def test_the_order_is_chosen_by_the_worst_sample() -> None:
-    # At the hint all orders of these are as good; at the other sample only some are.
+    # At the hint all orders are equal; at the other sample only some are good.
     generator = random.Random(5)
     lifetimes = [(i, i + generator.choice([2, 3, 5])) for i in range(24)]
     columns = [[64] * 24, [generator.choice([64, 128, 640, 6400]) for _ in range(24)]]
