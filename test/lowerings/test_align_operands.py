@@ -1,4 +1,4 @@
-"""Factors that are copied to where widest loads and TMA can read them: when, and what comes out."""
+"""Operands that are copied to an aligned layout for wide loads and TMA: when, and the results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_matrix_for_a_whole_batch_is_copied_once() -> None:
         (GemmProblem.contiguous("int_mm", 33, 40, 37, "int8"), "operands of int_mm"),
     ],
 )
-def test_what_is_not_copied(problem: GemmProblem, reason: str) -> None:
+def test_operands_that_are_not_copied(problem: GemmProblem, reason: str) -> None:
     assert any(reason in item for item in why_not(problem, TILE, H200))
     assert not any(candidate.align_operands for candidate in candidates(problem, H200))
 
@@ -103,7 +103,7 @@ def test_copies_are_counted() -> None:
     assert "realign" in config_words(TMA)
 
 
-def test_what_was_written_before_is_read() -> None:
+def test_earlier_json_is_read() -> None:
     plain = dataclasses.replace(TMA, align_operands=None)
     assert "realign" not in plain.to_json()
     assert TMA.to_json()["realign"] == "copy"

@@ -24,7 +24,7 @@ F = torch.nn.functional
 aten = torch.ops.aten
 
 
-def test_a_decision_becomes_a_kernel_with_what_follows_fused() -> None:
+def test_a_decision_becomes_a_kernel_with_its_epilogue() -> None:
     lowered, problems = lower(
         lambda _: TILE,
         lambda x, w, b: torch.relu(F.linear(x, w, b)),
@@ -47,7 +47,7 @@ def test_the_fallback_adds_a_bias_as_eager_mode_does() -> None:
         F.linear,
         *(matrix(512, 256), matrix(768, 256), matrix(768)),
         max_autotune=True,
-        # What would copy the bias into each row of the output is never the faster one.
+        # The variant that copies the bias into the output is slower here.
         seconds=lambda choice: 1.0 if choice.name == "addmm" else 2.0,
     )
     assert lowered.choices == ()
@@ -89,7 +89,7 @@ def test_the_fallback_is_used_if_it_is_the_decision(
     lowered, problems = lower(lambda _: None, function, *inputs, max_autotune=True)
     assert problems
     assert f"{operator}(" in lowered.code or f"{operator}.default(" in lowered.code
-    # Nothing is measured again, and none of stock's Triton candidates is made.
+    # Nothing is benchmarked again, and Inductor's Triton candidates are not generated.
     assert all("triton" not in name for names in lowered.choices for name in names)
     assert "tl.dot" not in "".join(lowered.kernels().values())
 
@@ -147,7 +147,7 @@ def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
         matrix(512, 512),
         matrix(512),
     )
-    # Relu is in the first.
+    # Relu is in the first kernel.
     first, second = lowered.kernels().values()
     last = first.partition("if before == SPLIT_K - 1:")[2]
     # torch 2.14 on has `tl.maximum(..., tl.PropagateNan.ALL)`.
@@ -158,7 +158,7 @@ def test_splits_of_k_are_added_up_in_the_same_launch() -> None:
     taken = re.findall(r"semaphores_\d+ = counters_0\.take\((\d+)\)", lowered.code)
     assert taken == ["16", "16"]
     assert "counters_0 = semaphores.counters(0)" in lowered.code
-    # Sums of 16 rows, of which the output has 8, in memory that is used twice.
+    # Partial sums of 16 rows, of which the output has 8, in memory that is reused.
     sums = re.findall(r"workspace_\d+ = reinterpret_tensor\((.*)\)", lowered.code)
     assert len(sums) == 2
     assert sums[0] == sums[1]
@@ -185,7 +185,7 @@ def test_groups_of_rows_are_one_kernel() -> None:
 def groups(
     layouts: str, divided: str, tokens: int | str = 512
 ) -> tuple[Callable[..., torch.Tensor], list[Given]]:
-    """A grouped product of 4 groups that divide `tokens`, and its inputs besides."""
+    """A grouped matmul of 4 groups that divide `tokens`, and its inputs."""
     transposed = [layout == "c" for layout in layouts]
     a, b = {"n": ([4, 96, 64], [64, tokens]), "k": ([96, tokens], [tokens, 64])}[divided]
     shapes = [
@@ -225,8 +225,8 @@ def test_a_backward_of_groups_is_one_kernel(layouts: str, divided: str, tokens: 
     assert f"empty_strided_cuda({size}" in lowered.code
 
 
-def test_an_operand_that_is_stored_otherwise_than_planned() -> None:
-    """Inductor stores a transposed value that it computes row by row, whatever the graph says."""
+def test_operands_may_be_stored_in_another_layout() -> None:
+    """Inductor stores a computed transposed value in rows, whatever the graph says."""
 
     def function(g: torch.Tensor, a: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return torch._grouped_mm((g * 2).t(), a, offs=ends)

@@ -1,4 +1,4 @@
-"""Products launched from C++: what the generated launchers give a kernel that loads by TMA."""
+"""Matmuls launched from C++: the scratch memory of kernels that load by TMA."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRATCH = 256
 
 
 def lower(*, ahead: bool, config: GemmConfig = TMA) -> str:
-    """The C++ of a product of unknown rows, compiled ahead of time or not."""
+    """The C++ code of a matmul with dynamic rows, for AOT or JIT."""
     with decide.force_config(lambda _: config):
         return fake_cuda.lower_cpp(
             lambda x, w: torch.relu(x @ w.t()),
@@ -49,7 +49,7 @@ def test_every_cta_of_the_grid_has_scratch(ahead: bool) -> None:
     (size,) = (line for line in text.splitlines() if "_size[] = " in line)
     assert f"({SCRATCH}) * grid_0 * grid_1 * grid_2" in size
     assert "aoti_torch_empty_strided(1, global_scratch" in text
-    # As many CTAs as tiles, up to the number of multiprocessors; known when it is called.
+    # As many CTAs as tiles, up to the number of SMs, which is known at the call.
     (call,) = (line for line in code.splitlines() if " call_triton" in line and "void" not in line)
     assert "std::min(static_cast<int64_t>(132L), " in call
 

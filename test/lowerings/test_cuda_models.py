@@ -1,4 +1,4 @@
-"""Products of whole graphs on a CUDA device: our kernels' numbers, whatever way they are run."""
+"""Matmuls of whole graphs on a CUDA device: results of extension kernels, however they are run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def uncached() -> Iterator[None]:
 
 
 def first(*templates: str) -> decide.Rule:
-    """Decides for the first candidate of one of these templates; for all, of any."""
+    """A rule that takes the first candidate of one of these templates, or of any."""
 
     def rule(problem: GemmProblem) -> GemmConfig | None:
         results = search_space.candidates(problem, device())
@@ -59,7 +59,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 class Layer(torch.nn.Module):
-    """A transformer's layer, with a product of its parts in the place of attention."""
+    """A transformer layer, with an elementwise product instead of attention."""
 
     def __init__(self, width: int = 256, hidden: int = 512) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_a_layer_equals_float64(dtype: torch.dtype, rows: int) -> None:
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[dtype]
     configs = chosen(records)
-    # Four kernels: with the norms they are two fused ones; float32's sums of squares are as exact.
+    # Four kernels, of which two have fused norms; float32 sums of squares are accurate enough.
     assert 4 <= len(configs) <= 7
     assert None not in configs
 
@@ -146,7 +146,7 @@ def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_p
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[torch.bfloat16]
     products = [record for record in records if isinstance(record, ProductRecord)]
-    # Q, K and V; what follows them; a gate and what it gates; and the last one.
+    # Q, K and V; the output projection; gate and up projection; and the last matmul.
     assert len(products) == 4
     assert None not in chosen(records)
 
@@ -160,7 +160,7 @@ def test_layer_norms_and_biased_gates_equal_float64(dtype: torch.dtype, rows: in
         out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[dtype]
-    # The norm, queries, keys and values; the norm, the gate and what it gates; the last one.
+    # The norm with Q, K and V; the norm with gate and up projection; the last matmul.
     configs = chosen(records)
     assert len(configs) == 3
     assert None not in configs
@@ -198,7 +198,7 @@ def test_unknown_rows_take_their_branches() -> None:
 
 
 class TestUnknownSizes:
-    """Every size of a product is known only at run time."""
+    """All sizes of a matmul are dynamic."""
 
     @pytest.mark.parametrize(
         "template", ["gemv", "splitk", "cp_async", "persistent_tma", "bmm_persistent"]
@@ -206,7 +206,7 @@ class TestUnknownSizes:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     def test_matmuls(self, template: str, dtype: torch.dtype) -> None:
         def mlp(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, b: torch.Tensor) -> Any:
-            # K of the first is a multiple of 8 whatever it is, and TMA can load it.
+            # K of the first is always a multiple of 8, so that TMA can load it.
             hidden = torch.relu(x.flatten(1) @ w.flatten(1).t())
             return torch.addmm(b, hidden, v), torch.bmm(w.transpose(1, 2), w)
 
@@ -252,7 +252,7 @@ class TestUnknownSizes:
 
 
 @pytest.mark.parametrize("options", [{"cpp_wrapper": True}, {"triton.cudagraphs": True}], ids=str)
-def test_other_ways_to_run(options: dict[str, Any]) -> None:
+def test_other_ways_to_compile_equal_float64(options: dict[str, Any]) -> None:
     module = Layer().cuda().bfloat16()
     compiled = torch.compile(module, backend="inductor_ext", options=options, dynamic=False)
     wide = exact(module)
@@ -364,7 +364,7 @@ class TestGroups:
         compiled = torch.compile(function, backend="inductor_ext", dynamic=None)
         with (
             decide.force_config(first("grouped")),
-            # In this thread, where the rule holds, instead of autograd's of the device.
+            # In this thread, to which the rule applies, instead of autograd's device thread.
             functorch_config.patch(force_non_lazy_backward_lowering=True),
             events.capture() as records,
         ):
@@ -382,7 +382,7 @@ class TestGroups:
                 for ours, theirs in zip(values, wide, strict=True):
                     assert relative_error(ours.grad, theirs.grad) < 2 * ERROR[torch.bfloat16]
         configs = [config for config in chosen(records) if config is not None]
-        # The product, and one for each gradient; of unknown rows one for each range.
+        # The matmul, and one for each gradient; with dynamic rows one for each M bucket.
         assert len(configs) == 3 or (dynamic and len(configs) > 3)
         assert {config.template for config in configs} == {"grouped"}
 
@@ -400,7 +400,7 @@ def product_inputs(rows: int) -> tuple[torch.Tensor, ...]:
 
 @contextlib.contextmanager
 def by_tma() -> Iterator[None]:
-    """Inside, both products get kernels that use TMA."""
+    """Inside, both matmuls get kernels that use TMA."""
     templates = {"persistent_tma", "bmm_persistent"}
     with decide.force_config(first(*templates)), events.capture() as records:
         yield
@@ -471,7 +471,7 @@ class TestDescriptorsFromCpp:
             fresh = product_inputs(2000)
             for place, value in zip(static, fresh, strict=True):
                 place.copy_(value)
-            # What others allocate meanwhile must not lie in the graph's scratch.
+            # Later allocations must not overlap the graph's scratch memory.
             noise = [torch.full((1 << 20,), 255, device="cuda", dtype=torch.uint8)]
             graph.replay()
             self.check(result, fresh)
@@ -578,7 +578,7 @@ def test_erf_is_as_near_as_cuda_s_own(options: dict[str, Any]) -> None:
     result = torch.compile(torch.erf, backend="inductor_ext", options=options)(x)
     size = torch.erf(x.double()).abs()
     unit = torch.nextafter(size.float(), size.new_tensor(2, dtype=torch.float32)) - size.float()
-    # Two of the formulas, and what MUFU.EX2 adds.
+    # Two ulp of the formulas, and the error of MUFU.EX2.
     assert ((result.double() - torch.erf(x.double())).abs() / unit.double()).max() < 2.5
     ends = torch.tensor([0.0, -0.0, 10.0, -1e30, float("inf"), float("-inf")], device="cuda")
     result = torch.compile(torch.erf, backend="inductor_ext", options=options)(ends)

@@ -1,6 +1,6 @@
 """Calls of CUTLASS kernels in generated code: Python, C++ compiled with it, and packages.
 
-All but the code for GPUs is run, with kernels of plain C++ in the place of CUTLASS's.
+All code except that for GPUs is run, with plain C++ kernels instead of CUTLASS kernels.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ ROWS, INNER, COLUMNS = 9, 24, 24
 
 @pytest.fixture(scope="module", autouse=True)
 def builds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Kernels of plain C++; the names of those that were built."""
-    # What `as_call` decides is in no key of a cache.
+    """Plain C++ kernels; the names of the kernels that are built."""
+    # The decision of `as_call` is not part of any cache key.
     with (
         torch._inductor.config.patch(fx_graph_cache=False),
         plain_kernels(tmp_path_factory.mktemp("kernels")) as names,
@@ -71,7 +71,7 @@ def model(
 
 
 def reference(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What `model` computes."""
+    """The results of `model`."""
     x, w, row, more = tensors
     first, second = expected(x[1:], w, row, more, x.shape[0])
     third, fourth = expected(first, w, row, second, 3)
@@ -103,7 +103,7 @@ class TestPython:
             "cutlass_kernel_0(0, 0, (8, 24, 24, 1, 2, 2, 1, 0), arg0_1.data_ptr() + 96, 24, 0, "
         )
         assert first.endswith(", 0.11111111111111110)")
-        # Memory of a known size is the wrapper's, like that of buffers.
+        # The wrapper allocates workspace of a known size like a buffer.
         assert second.startswith("cutlass_kernel_1(0, workspace_0.data_ptr(), (8, ")
         assert re.search(r"workspace_0 = empty_strided_cpu\(\(32, ?\), ", code)
         assert "del workspace_0" in code
@@ -117,7 +117,7 @@ class TestPython:
                 check(function(*inputs(31)), *inputs(31))
         first, _ = launches(code)
         assert re.match(r"cutlass_kernel_0\.with_workspace\(0, 'cpu', \(\(-1\) \+ s\d+, s", first)
-        # To the memory planner, it is a kernel that may need more than is known.
+        # To the memory planner, it is a kernel with an unbounded workspace.
         assert extern_memory.may_allocate(first)
 
     @pytest.mark.parametrize("used", [0, 1])
@@ -138,7 +138,7 @@ class TestPython:
         for one, other in zip(results, expected(x, w, row, more, 2), strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
-    def test_what_the_kernel_refuses_is_an_error(self) -> None:
+    def test_calls_that_the_kernel_refuses_are_errors(self) -> None:
         x, w, row, more = torch.ones(2, 13), torch.ones(4, 13), torch.ones(4), torch.ones(2, 4)
         with as_call(), pytest.raises(exc.KernelLaunchError, match="CUDA error 13"):
             compiled(linear)(x, w, row, more, 1)
@@ -146,11 +146,11 @@ class TestPython:
     def test_code_from_the_cache_gets_its_kernel_again(
         self, own_store: Path, builds: list[str]
     ) -> None:
-        """As in a new process, with what the store has or without."""
+        """As in a new process, with and without stored kernels."""
         from torch._dynamo.utils import counters
         from torch._inductor.codecache import PyCodeCache
 
-        # As `as_call` is in no key, a number that no other session has.
+        # `as_call` is not in the key, so that the test needs a unique constant.
         number = time.time_ns() % (1 << 40)
 
         def fresh() -> None:
@@ -177,27 +177,29 @@ class TestPython:
 
 
 def arguments() -> dict[str, Any]:
-    """Those of `runtime.load` for the kernel of CONFIG."""
+    """The arguments of `runtime.load` for the kernel of CONFIG."""
     return {**dataclasses.asdict(plain_source(CONFIG)), "operands": 6, "scalars": 1}
 
 
 @pytest.fixture
 def own_store(tmp_path: Path) -> Iterator[Path]:
-    """An empty one."""
+    """An empty store."""
     folder = tmp_path / "store"
     with inductor_ext.config.patch(artifact_cache_dir=str(folder)):
         yield folder
 
 
 class TestRuntime:
-    def test_what_is_not_in_the_store_is_built(self, own_store: Path, builds: list[str]) -> None:
+    def test_kernels_that_are_not_stored_are_built(
+        self, own_store: Path, builds: list[str]
+    ) -> None:
         before = len(builds)
         for _ in range(2):
             with mock.patch.dict(runtime.libraries, clear=True):
                 runtime.load(**arguments())
         assert len(builds) == before + 1
 
-    def test_without_nvcc_stored_kernels_load_or_an_error_names_them(self, own_store: Path) -> None:
+    def test_without_nvcc_only_stored_kernels_load(self, own_store: Path) -> None:
         description = arguments()
         missing = exc.MissingToolchainError(part="nvcc", why="it is on no path", install="get it")
         libraries = mock.patch.dict(runtime.libraries, clear=True)
@@ -215,7 +217,7 @@ class TestRuntime:
         with libraries, gone:
             assert runtime.load(**description).name == description["name"]
 
-    def test_threads_launch_side_by_side(self) -> None:
+    def test_threads_launch_concurrently(self) -> None:
         launcher = runtime.load(**arguments())
         w, row, more = torch.randn(8, 4), torch.zeros(8), torch.zeros(6, 8)
 
@@ -237,12 +239,12 @@ HALF = torch.bfloat16
 
 
 def product(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """What `gpu_code` compiles, of rows whose number is not known."""
+    """The function that `gpu_code` compiles, with dynamic rows."""
     return torch.relu(torch.nn.functional.linear(x, w, b)) / x.shape[0]
 
 
 def gpu_code(ahead: bool | None, *, splits: bool, rows: int | str = "rows") -> str:
-    """What is generated for a GPU: Python, or C++ compiled ahead of time or not."""
+    """The code that is generated for a GPU: Python, or C++ for AOT or JIT."""
     pytest.importorskip("triton")
     from test.support import fake_cuda
     from test.support.gemm_strategies import device
@@ -285,7 +287,7 @@ class TestGpuCode:
         (launch,) = launches(code)
         assert "workspace_0 = empty_strided_cuda((2048, ), (1, ), torch.uint8)" in code
         assert launch.startswith("cutlass_kernel_0(get_raw_stream(0), workspace_0.data_ptr(), (")
-        # Of unknown rows there is a branch for each kernel, which asks.
+        # With dynamic rows, every kernel has a branch, which queries the workspace.
         results = launches(gpu_code(None, splits=True))
         asking = re.compile(r"cutlass_kernel_\d\.with_workspace\(get_raw_stream\(0\), 'cuda:0', \(")
         assert results
@@ -320,7 +322,7 @@ class TestGpuCode:
             (False, True): (
                 f"{zeros})}}, inductor_ext_cutlass::current_stream(0), workspace_0.data_ptr());"
             ),
-            # The GPU may be another one.
+            # It may run on another GPU.
             (True, False): f"{zeros})}}, stream, nullptr);",
             (True, True): (
                 f"{zeros})}}, stream, aoti_torch_device_type_cuda(), this->device_idx_);"
@@ -355,7 +357,7 @@ def test_cpp_wrapper_shares_kernels_loaded_by_python() -> None:
 
 
 class Model(torch.nn.Module):
-    """With a part that is computed when constants are loaded."""
+    """A model with a part that is computed when constants are loaded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,13 +371,13 @@ class Model(torch.nn.Module):
 
 
 def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of them, which define the same names; stock's loader finds neither a store nor nvcc."""
+    """Two kernels that define the same names; Inductor's loader has no store and no nvcc."""
     rows = torch.export.Dim("rows", min=3, max=100)
     shapes = {"tensors": ({0: rows}, None, None, {0: rows - 1})}
     module = Model()
     program = torch.export.export(module, inputs(), dynamic_shapes=shapes)
     path = str(tmp_path / "model.pt2")
-    # What `as_call` decides is in no key; what every model has may have been compiled before.
+    # The decision of `as_call` is in no key, and parts of the model may be cached.
     uncached = inductor_config.patch(fx_graph_cache=False)
     options = {"aot_inductor.use_runtime_constant_folding": True}
     with as_call(CONFIG, WITH_WORKSPACE), uncached:
@@ -393,7 +395,7 @@ def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.Monke
             torch.testing.assert_close(folded, module(*inputs(count))[-1])
 
 
-def test_the_object_of_a_kernel_shows_names_of_its_own(tmp_path: Path) -> None:
+def test_objects_of_kernels_have_their_own_symbols(tmp_path: Path) -> None:
     output = tmp_path / "kernel.o"
     aot_link.link(plain_source(CONFIG), runtime.store(), str(output))
     symbols = subprocess.run(

@@ -1,4 +1,4 @@
-"""Fused products from the graph to the kernel that Inductor generates, interpreted."""
+"""Fused matmuls, from the graph to the generated kernel, which is interpreted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def halves(x: Tensor, w: Tensor) -> Tensor:
 
 def computed(x: Tensor, q: Tensor, k: Tensor) -> Tensor:
     y = x.flatten(0, 1) * 2
-    # The kernel takes the second factor to lie in memory as the first does.
+    # The kernel expects the second weight in the layout of the first.
     return torch.cat([y @ q.t(), y @ torch.relu(k.t())], -1)
 
 
@@ -95,7 +95,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], int]] =
 
 
 def dtype(name: str) -> torch.dtype:
-    """Of a function's inputs: float16 holds no weighted elements before they are normalised."""
+    """The dtype of a function's inputs: weighted elements overflow float16 before normalization."""
     return torch.float32 if name.startswith("norm") else torch.float16
 
 
@@ -144,7 +144,7 @@ def test_one_kernel_computes_all_matmuls(name: str, modules: dict[str, fake_cuda
 def tuned_and_compiled(
     function: Callable[..., Tensor], shapes: list[tuple[int, ...]]
 ) -> tuple[str, str]:
-    """The kernel that a graph's only product is tuned with, and that of the graph."""
+    """The kernel with which a graph's only matmul is tuned, and the graph's kernel."""
     met: list[GemmProblem] = []
 
     def rule(problem: GemmProblem) -> GemmConfig:
@@ -173,7 +173,7 @@ def test_norms_are_tuned_with_the_model_s_epsilon(epsilon: float) -> None:
 
 
 @pytest.mark.parametrize("name", common.ACTIVATIONS)
-def test_gates_are_tuned_with_what_gates(name: str) -> None:
+def test_gates_are_tuned_with_their_activation(name: str) -> None:
     def function(x: Tensor, g: Tensor, u: Tensor) -> Tensor:
         return ACTIVATIONS[name](F.linear(x, g)) * F.linear(x, u)
 
@@ -184,7 +184,7 @@ def test_gates_are_tuned_with_what_gates(name: str) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("gate", [0, 1])
-def test_gates_by_halves_are_tuned_by_halves(gate: int, bias: bool) -> None:
+def test_gates_by_halves_are_tuned_with_halves(gate: int, bias: bool) -> None:
     def function(x: Tensor, w: Tensor, *b: Tensor) -> Tensor:
         parts = F.linear(x, w, *b).chunk(2, dim=-1)
         return F.silu(parts[gate]) * parts[1 - gate]
@@ -206,7 +206,7 @@ def test_as_in_float64(name: str, results: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(("rows", "template"), [(18, "cp_async"), (3, "gemv")])
 def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str) -> None:
-    """Elements times the norm's weight are beyond float16 where rows are scaled only after that."""
+    """Elements times the norm's weight overflow float16 if rows are scaled only afterwards."""
     configs = {"cp_async": TILE, "gemv": GemmConfig("gemv", 4, 8, 64, 1, 2)}
 
     def function(x: Tensor, n: Tensor, w: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ def test_large_elements_of_norms_in_float16_stay_finite(rows: int, template: str
     assert (result.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
 
-def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
+def test_as_strided_views_read_the_result_s_own_memory() -> None:
     def function(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         windows = F.linear(x, q).view(3, 6, 48).as_strided((17, 2, 48), (48, 48, 1))
         return windows * 2, F.linear(x, k), F.linear(x, v)
@@ -239,7 +239,7 @@ def test_windows_over_a_result_are_read_from_its_own_memory() -> None:
 
 @pytest.mark.parametrize("reach", [persistent_tma.REACH, 1025])
 def test_weights_in_both_orders_are_one_matmul_by_tma(reach: int) -> None:
-    """However far they lie from each other: the lesser reach ends at 16 KB."""
+    """At any distance between the weights, also beyond 16 KB."""
     config_ = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, tma=True, flatten=True)
 
     def gate_last(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ def test_weights_in_both_orders_are_one_matmul_by_tma(reach: int) -> None:
 def test_scales_and_biases_of_fp8() -> None:
     fp8, bf16 = torch.float8_e4m3fn, torch.bfloat16
     generator = torch.Generator().manual_seed(0)
-    # Rows and columns that are no whole tiles.
+    # Rows and columns that are not multiples of the tile.
     m, k, parts = 17, 64, (48, 32)
 
     def product(x: Tensor, w: Tensor, s: Tensor, t: Tensor, bias: Tensor | None) -> Tensor:
@@ -311,7 +311,7 @@ def test_scales_and_biases_of_fp8() -> None:
         expected[f"{rows} unbiased"] = products[0] - factors[0][2].double()
     values = kernel_interpreter.interpret_modules(work)
     for name, exact in expected.items():
-        # The interpreter cuts off what bfloat16 has no bits for.
+        # The interpreter truncates to bfloat16.
         assert (values[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name
 
 
@@ -322,8 +322,8 @@ def _scaled_module(function: Callable[..., Tensor], values: list[Tensor]) -> str
     return code
 
 
-def test_parts_that_are_kept_begin_at_multiples_of_16_bytes() -> None:
-    """A backward takes what a forward has kept as aligned, by sizes and strides alone."""
+def test_saved_parts_are_aligned_to_16_bytes() -> None:
+    """A backward assumes that saved tensors are aligned, by their sizes and strides."""
 
     def heads(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
         return x @ a.t(), x @ b.t(), x @ c.t()
@@ -333,13 +333,13 @@ def test_parts_that_are_kept_begin_at_multiples_of_16_bytes() -> None:
     lowered, problems = lower_by(lambda _: narrow, heads, *inputs)
     assert problems[0].parts == (4, 16, 12)
     (returned,) = re.findall(r"return \((.*)\)\n\nrunner", lowered.code)
-    # The others would begin at 8 and at 40 bytes.
+    # The other parts would begin at 8 and at 40 bytes.
     assert re.findall(r"reinterpret_tensor\(buf0, [^)]*\), [^)]*\), (\d+)\)", returned) == ["0"]
     assert returned.count("buf") == 3
 
 
 def test_group_scales_are_strided() -> None:
-    """As the operator allows: those of a group are neighbours, and groups lie anywhere."""
+    """The operator requires contiguous scales within a group, with any stride between groups."""
     fp8 = torch.float8_e4m3fn
     chosen = GemmConfig("grouped", 32, 64, 64, 2, 4, tma=True)
     generator = torch.Generator().manual_seed(0)

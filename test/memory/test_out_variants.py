@@ -1,4 +1,4 @@
-"""Kernels that write into the wrapper's buffers: the same values, no more memory, places in arenas.
+"""Out variants that write into the wrapper's buffers: same values, no more memory, arenas.
 
 `CALLS` has calls of every operator in `OUT_VARIANTS`, over strides, dimensions and element types.
 Eager mode shows what the out variants do with memory; graphs of all calls, compiled at once, show
@@ -164,7 +164,7 @@ def test_every_operator_has_calls_and_an_out_variant() -> None:
 
 
 def _room(value: Any) -> int:
-    """Bytes that a tensor takes, rounded up to the alignment of an arena."""
+    """Bytes of a tensor, rounded up to the alignment of an arena."""
     extent = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)) + 1
     return (extent * value.dtype.itemsize + 63) // 64 * 64 if value.numel() else 0
 
@@ -186,7 +186,7 @@ def test_out_variants_write_into_their_outputs(name: str) -> None:
         with FakeTensorMode() as mode:
             fake = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in args]
             declared = tensors(operator(name)(*fake, **kwargs))
-        # In an arena inputs and outputs are views of one storage, each at a place of its own.
+        # In an arena inputs and outputs are views of one storage at different offsets.
         inputs = [a for a in args if isinstance(a, Tensor) and 0 not in a.stride()]
         sizes = [_room(value) for value in (*inputs, *declared)]
         arena = torch.ones(sum(sizes), dtype=torch.uint8)
@@ -238,7 +238,7 @@ def test_a_generated_out_variant_is_worse_and_not_used() -> None:
     [aten.sin.default, aten.sort.default, torch.ops.prims.sin.default, aten.sort, "sort.stable"],
     ids=str,
 )
-def test_no_out_variant_of_others(other: object) -> None:
+def test_other_operators_have_no_out_variant(other: object) -> None:
     assert find_out_variant(other) is None
 
 
@@ -281,7 +281,7 @@ def _split(calls: list[tuple[str, Call]]) -> tuple[list[Tensor], Callable[..., A
 
 
 def _groups() -> dict[str, list[tuple[str, Call]]]:
-    """Every third call of each operator: what is compiled in one graph."""
+    """Every third call of each operator, to compile in one graph."""
     groups: dict[str, list[tuple[str, Call]]] = {}
     for name, calls in CALLS.items():
         if "linalg" in name or name.split(".")[0] in (

@@ -31,8 +31,8 @@ BRANCHES = (
     (6, None, 8),
     (7, 1, 1024),
 )
-"""Matrix products: (index of the left factor, of what is added or None, columns). Value 0 is the
-input. All four orders that stock tries hold four values of 1024 columns at once; three are enough.
+"""Matmuls: (index of A, index of the addend or None, N). Value 0 is the input. All four orders that
+Inductor tries have four live values of 1024 columns at once; three are enough.
 """
 
 ROWS = 64
@@ -59,7 +59,7 @@ def branches(
 
 @pytest.fixture
 def reorderings(monkeypatch: pytest.MonkeyPatch) -> list[reorder_kernels.Reordering]:
-    """What has become of the order of each graph that the extension compiles meanwhile."""
+    """The reordering of each graph that the extension compiles during the test."""
     from torch._inductor.virtualized import V
 
     results: list[reorder_kernels.Reordering] = []
@@ -87,7 +87,7 @@ def generated(
     patches: dict[str, Any] | None = None,
     **overrides: Any,
 ) -> tuple[Any, str, int]:
-    """Compile anew and call: the result, the code, and the bytes that a call holds at most."""
+    """Compile and call a function; return the result, the code, and the peak bytes of a call."""
     torch._dynamo.reset()
     with torch.no_grad(), inductor_config.patch(force_disable_caches=True, **(patches or {})):
         if backend == "inductor":
@@ -103,10 +103,10 @@ def generated(
 
 
 AS_SCHEDULED = {"allow_buffer_reuse": False}
-"""Every buffer is allocated when it is made and freed after its last use."""
+"""Every buffer is allocated when it is written and freed after its last use."""
 
 
-def test_the_measured_peak_falls_to_what_the_search_says(
+def test_the_measured_peak_is_the_peak_of_the_search(
     reorderings: list[reorder_kernels.Reordering],
 ) -> None:
     function, inputs = branches()
@@ -123,7 +123,7 @@ def test_the_measured_peak_falls_to_what_the_search_says(
     assert stock_peak == 4 * ROWS * 1024 * 4
 
 
-def test_reordering_has_a_setting_in_both(
+def test_both_settings_switch_reordering_off(
     reorderings: list[reorder_kernels.Reordering],
 ) -> None:
     function, inputs = branches()
@@ -145,7 +145,7 @@ def test_reordering_has_a_setting_in_both(
 def test_inductor_in_another_thread_keeps_its_order(
     reorderings: list[reorder_kernels.Reordering], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It happens while ours is choosing its order."""
+    """The other thread compiles while the extension reorders."""
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -160,7 +160,7 @@ def test_inductor_in_another_thread_keeps_its_order(
         chosen.append(len(reorderings))
 
     def improve(*args: Any) -> Any:
-        # Not through torch.compile: dynamo's lock would make it wait for the end of ours.
+        # Not by torch.compile, which would wait for dynamo's lock until the other compile ends.
         thread = threading.Thread(target=compile_by_stock)
         thread.start()
         thread.join()
@@ -175,9 +175,9 @@ def test_inductor_in_another_thread_keeps_its_order(
 def test_random_numbers_are_drawn_in_inductors_order(
     reorderings: list[reorder_kernels.Reordering],
 ) -> None:
-    """Fallback random operators share one generator: each keeps its turn.
+    """Fallback random operators share one generator, so that they keep their relative order.
 
-    Compared with stock's order and not with eager mode, whose order stock of torch 2.11 changes.
+    Compared with Inductor's order, which differs from eager mode's in torch 2.11.
     """
     function, inputs = branches()
 
@@ -204,7 +204,7 @@ def test_random_numbers_are_drawn_in_inductors_order(
 
 @pytest.mark.skipif(not hasattr(ir, "ExternKernelMultiOut"), reason="torch 2.11 ignores the tag")
 def test_custom_operators_with_out_variants_keep_their_order() -> None:
-    """What an operator does beside its outputs, nobody knows; Inductor calls its out variant."""
+    """An operator may have side effects; Inductor calls its out variant."""
     calls: list[float] = []
 
     def product(x: Tensor, weight: Tensor, *, out: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def test_inductors_estimate_is_reproduced(
         return follows[-1]
 
     monkeypatch.setattr(scheduler_graph.SchedulerGraph, "matches_estimate", matches_estimate)
-    # Only the schedule is looked at, so that no kernel needs to be compiled.
+    # Only the schedule is checked, so that no kernel needs to be compiled.
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_args: lambda *_tensors: None)
 
     def function(x: Any, state: Any) -> Any:
@@ -282,9 +282,9 @@ def test_pools_and_unknown_classes_keep_inductors_order(
 
 
 def _ignore(instance: object, value: object) -> None:
-    """A setter for what does not change."""
+    """A setter that ignores its value."""
 
 
 def _calls(code: str) -> list[str]:
-    """The calls of kernels, in their order."""
+    """The calls of kernels, in order."""
     return re.findall(r"extern_kernels\.\w+\(.*\)", code)

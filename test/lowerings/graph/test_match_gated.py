@@ -93,7 +93,7 @@ def test_a_gate_in_float32_is_cast_by_the_kernel() -> None:
         lambda h: h.chunk(2, dim=-1),
         lambda h: h.split([24, 24], dim=-1),
         lambda h: (h.narrow(-1, 0, 24), h.narrow(-1, 24, 24)),
-        # As frozen weights are joined.
+        # Joined frozen weights.
         lambda h: [half.reshape(2, 16, 24) for half in h.reshape(32, 48).chunk(2, dim=-1)],
     ],
 )
@@ -112,7 +112,7 @@ def test_a_gate_by_halves_of_one_weight(halve: Any, first: bool) -> None:
     "function",
     [
         lambda x, g, u, b, c: F.silu(F.linear(x, g, b)) * F.linear(x, u, c),
-        # As it is written here, Inductor makes no aten.addmm of it.
+        # Inductor does not convert it to aten.addmm in this form.
         lambda x, g, u, b, c: F.silu(F.linear(x, g) + b) * (c + F.linear(x, u)),
     ],
 )
@@ -134,7 +134,7 @@ def test_a_gate_by_halves_with_a_bias(x: Tensor) -> None:
     check(lambda x, w, b: geglu(x, w, b), X3.to(F32), W.to(F32), BIAS.to(F32))
 
 
-def test_halves_that_begin_anywhere_are_less_aligned() -> None:
+def test_halves_at_other_offsets_are_less_aligned() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         a, b = (x @ w).chunk(2, dim=-1)
         return F.silu(a) * b
@@ -158,14 +158,14 @@ def quarter(h: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
-        # What is saved for a backward is needed outside.
+        # A value that is saved for a backward is used outside.
         (
             lambda x, g, u: (lambda a, b: (F.silu(a) * b, a))(F.linear(x, g), F.linear(x, u)),
             (X, W, W),
         ),
         (lambda x, g, u: (lambda s: (s * F.linear(x, u), s))(F.silu(F.linear(x, g))), (X, W, W)),
         (lambda x, y, g, u: F.silu(F.linear(x, g)) * F.linear(y, u), (X, X, W, W)),
-        # A bias of one of them, of every row its own, and of one half alone.
+        # A bias of only one matmul, a bias per row, and a bias of only one half.
         (lambda x, g, u, c: F.silu(F.linear(x, g, c)) * F.linear(x, u), (X, W, W, tensor(48))),
         (
             lambda x, g, u, c: F.silu(aten.addmm(c, x, g.t())) * aten.addmm(c, x, u.t()),
@@ -191,7 +191,7 @@ def quarter(h: Tensor) -> Tensor:
         (lambda x, g, u: torch.cos(F.linear(x, g)) * F.linear(x, u), (X, W, W)),
         (lambda x, g: F.silu(F.linear(x, g)) * F.linear(x, g), (X, W)),
         (lambda x, g: quarter(F.linear(x, g)), (X, W)),
-        # Rows of one are not rows of the other.
+        # The rows of the two matmuls differ.
         (
             lambda x, g, u: F.silu(F.linear(x, g)).view(32, 1, 48) * F.linear(x, u).view(1, 32, 48),
             (X, W, W),
@@ -200,17 +200,17 @@ def quarter(h: Tensor) -> Tensor:
             lambda x, g, u: F.silu(F.linear(x, g)).view(48, 32) * F.linear(x, u).view(48, 32),
             (X, W, W),
         ),
-        # One whole product and half of another; a part that is no half, of the size of one.
+        # A whole matmul and half of another; a slice of the size of a half that is not one.
         (lambda x, g, u: F.silu(F.linear(x, g)) * F.linear(x, u).chunk(2, -1)[1], (X, W, PAIR)),
         (lambda x, w: half_and_middle(F.linear(x, w)), (X, PAIR)),
-        # A product of one number, seen as one; powers that are none of any formula.
+        # A matmul with one output, used as a scalar; powers without a formula.
         (
             lambda x, w, c: (F.linear(x, w).reshape(()) + c) * c,
             (tensor(1, 64), tensor(1, 64), tensor()),
         ),
         (lambda x, g, u: F.linear(x, g).pow(math.inf) * F.linear(x, u), (X, W, W)),
         (lambda x, g, u: F.linear(x, g).pow(math.nan) * F.linear(x, u), (X, W, W)),
-        # Rounded on the way on purpose.
+        # An explicit cast in between.
         (
             lambda x, g, u: (
                 F.silu(F.linear(x, g)).to(torch.float8_e4m3fn).to(torch.bfloat16) * F.linear(x, u)
@@ -219,11 +219,11 @@ def quarter(h: Tensor) -> Tensor:
         ),
     ],
 )
-def test_what_is_no_gate(function: Any, inputs: Any) -> None:
+def test_other_patterns_are_no_gates(function: Any, inputs: Any) -> None:
     assert all(not case.problem.epilogue.gated for case in find(function, *inputs))
 
 
-def test_gates_of_weights_in_different_layouts_are_left_alone() -> None:
+def test_gates_need_weights_of_one_layout() -> None:
     def function(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(F.linear(x, gate)) * (x @ up)
 

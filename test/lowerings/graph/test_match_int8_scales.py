@@ -1,4 +1,4 @@
-"""Products of integers with scales and biases behind them: what is taken, what comes out."""
+"""Integer matmuls followed by scales and biases: which match, and their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ F32, F16 = torch.float32, torch.float16
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:
-    """In float64 where operands are."""
+    """A matmul, in float64 if its operands are."""
     return x @ w.t() if x.dtype == torch.float64 else torch._int_mm(x, w.t())
 
 
@@ -40,7 +40,7 @@ def dynamic(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> Tensor:
 
 
 def biased(x: Tensor, w: Tensor, s: Tensor, t: Tensor, b: Tensor) -> Tensor:
-    """Of three dimensions, as behind a layer, and followed by what Inductor fuses."""
+    """With an input of three dimensions, and an epilogue for Inductor."""
     scaled = (t * (product(x, w).to(s.dtype) * s)).to(b.dtype).view(2, M // 2, N)
     return torch.relu(scaled + b)
 
@@ -84,14 +84,14 @@ def operands(*shapes: tuple[int, ...], dtype: torch.dtype = F16) -> list[Tensor]
         torch.randint(-127, 128, size, generator=generator, dtype=torch.int8)
         for size in ((M, K), (N, K))
     ]
-    # Of 64 products of bytes the sum is some 40,000.
+    # A sum of 64 products of bytes is about 40,000.
     scales = [(0.5 + torch.rand(size, generator=generator)) * 0.01 for size in shapes]
     return [*bytes_, *(scale.to(dtype) for scale in scales)]
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, tuple[Tensor, Tensor]]:
-    """Of each case what its kernel computes, and float64."""
+    """The results of the kernel of each case, and in float64."""
     work, exact = {}, {}
     for name, (function, tile, shapes) in CASES.items():
         for dtype in (F32, F16):
@@ -149,13 +149,13 @@ def test_rows_known_only_at_run_time() -> None:
     ],
     ids=["one", "twice", "biases first", "a matrix", "of integers"],
 )
-def test_what_no_kernel_multiplies_by_is_left_to_inductor(function: Callable[..., Tensor]) -> None:
+def test_unsupported_scales_are_left_to_inductor(function: Callable[..., Tensor]) -> None:
     code = lowered(function, operands((M, 1), (N,)), TILE)
     assert "ACC_TYPE : tl.constexpr = tl.int32" in code
     assert "RESCALED : tl.constexpr = False" in code
 
 
-def test_sums_that_are_used_as_well_are_left_to_inductor() -> None:
+def test_used_accumulators_are_left_to_inductor() -> None:
     def function(x: Tensor, w: Tensor, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         sums = product(x, w)
         return sums, sums.to(s.dtype) * s * t
@@ -165,14 +165,14 @@ def test_sums_that_are_used_as_well_are_left_to_inductor() -> None:
 
 
 @pytest.mark.parametrize("fused_split_k", [False, True])
-def test_divided_sums_are_left_to_inductor(fused_split_k: bool) -> None:
+def test_divided_accumulators_are_left_to_inductor(fused_split_k: bool) -> None:
     split = GemmConfig("splitk", 32, 32, 32, 2, 4, split_k=2, fused_split_k=fused_split_k)
     code = lowered(dynamic, operands((M, 1), (N,)), split)
     assert "RESCALED : tl.constexpr = False" in code
     assert "SPLIT_K : tl.constexpr = 2" in code
 
 
-def test_rounding_as_in_eager_mode_leaves_it_to_inductor() -> None:
+def test_emulated_rounding_leaves_scales_to_inductor() -> None:
     from torch._inductor import config as inductor_config
 
     with inductor_config.patch(emulate_precision_casts=True):
@@ -201,7 +201,7 @@ def test_large_tiles_stay_in_registers(flatten: bool) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3], ids=["", "biases"])
-def test_what_is_tuned_is_what_a_model_compiles(count: int) -> None:
+def test_models_compile_the_tuned_kernels(count: int) -> None:
     def model(x: Tensor, w: Tensor, s: Tensor, *rest: Tensor) -> Tensor:
         scaled = product(x, w).float() * s * rest[0]
         return (scaled + rest[1] if rest[1:] else scaled).to(F16)

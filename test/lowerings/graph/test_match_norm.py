@@ -66,7 +66,7 @@ def by_hand(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def by_moments(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """As some write it who store no difference."""
+    """A form without a stored difference."""
     wide = x.float()
     mean = wide.mean(-1, keepdim=True)
     scale = weight * torch.rsqrt(wide.square().mean(-1, keepdim=True) - mean**2 + 1e-5)
@@ -193,19 +193,19 @@ def test_the_input_of_a_norm_may_be_used_again() -> None:
             lambda x, n, w: (lambda y: (F.linear(y, w), w @ y.t()))(rms_norm(x, n)),
             (X, NORM, W),
         ),
-        # Of heads, and not of what is multiplied.
+        # A norm of heads instead of the matmul's input.
         (
             lambda x, n, w: F.linear(rms_norm(x.view(32, 4, 16), n).view(32, 64), w),
             (X, tensor(16), W),
         ),
-        # A bias alone, and the variance of a sample.
+        # Only a bias, and the unbiased variance.
         (lambda x, n, w: F.linear(F.layer_norm(x, (64,), None, n), w), (X, NORM, W)),
         (lambda x, n, w: F.linear(F.rms_norm(x, (64,), n) + n, w), (X, NORM, W)),
         (
             lambda x, n, w: F.linear(n * (x - x.mean(-1, True)) / x.std(-1, keepdim=True), w),
             (X, NORM, W),
         ),
-        # What a backward needs.
+        # Values that are saved for a backward.
         (
             lambda x, n, w: (lambda y, m, r: (F.linear(y, w), m, r))(
                 *aten.native_layer_norm(x, (64,), n, n, 1e-5)
@@ -213,7 +213,7 @@ def test_the_input_of_a_norm_may_be_used_again() -> None:
             (X, NORM, W),
         ),
         (lambda x, n, w: F.linear(rms_norm(x, n).relu(), w), (X, NORM, W)),
-        # Means of squares of what is shifted by a number, on either side, and not by a mean.
+        # Mean squares of values that are shifted by a constant instead of the mean.
         (
             lambda x, n, w: F.linear(n * (x - (x - 1.0).square().mean(0, keepdim=True)), w),
             (X, NORM, W),
@@ -230,5 +230,5 @@ def test_the_input_of_a_norm_may_be_used_again() -> None:
         (lambda x, n, w: F.linear(rms_norm(x, n).to(torch.bfloat16), w), (X.to(F32), NORM, W)),
     ],
 )
-def test_what_is_no_norm(function: Any, inputs: Any) -> None:
+def test_other_patterns_are_no_norms(function: Any, inputs: Any) -> None:
     assert all(case.problem.prologue is None for case in find(function, *inputs))

@@ -1,4 +1,4 @@
-"""Largest elements of rows from a product's kernel: what is found, and the kernel's numbers."""
+"""Row amax from a matmul's kernel: which patterns match, and the kernel's results."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ TMA = GemmConfig("persistent_tma", 64, 32, 32, 2, 4, group_m=2, tma=True, flatte
 
 
 def quantized(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Scaled by row, as torchao does."""
+    """Scaled by rows, as in torchao."""
     scale = (y.abs().amax(-1, keepdim=True) / 448.0).to(torch.float32)
     return (y.to(torch.float32) / scale).clamp(-448.0, 448.0).to(FP8), scale
 
 
 def quantized_by_hand(y: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with powers of two, and the maximum of another call, in float32."""
+    """The same with powers of two, and another form of the row amax, in float32."""
     largest = y.float().abs().max(dim=-1, keepdim=True)[0].clamp(min=1e-12)
     scale = torch.exp2(torch.floor(torch.log2(448.0 / largest)))
     return (y * scale).to(FP8), scale.reciprocal()
@@ -154,7 +154,7 @@ def test_float8_layers_one_after_the_other() -> None:
         (lambda y: y.abs().max(1)[0], True),
     ],
 )
-def test_maxima_alone(reduce: Any, absolute: bool) -> None:
+def test_row_amax_without_scaling(reduce: Any, absolute: bool) -> None:
     (match,) = find(lambda x, w: (lambda y: (y, reduce(y)))(F.linear(x, w)), X, W)
     assert match.problem.epilogue == Epilogue(reductions=1)
     assert match.constants.absolute is absolute
@@ -168,13 +168,13 @@ def test_maxima_alone(reduce: Any, absolute: bool) -> None:
         lambda x, w: (lambda y: (y, y.abs().amax()))(F.linear(x, w)),
         lambda x, w: (lambda y: (y, y.abs().amin(-1)))(F.linear(x, w)),
         lambda x, w: (lambda y: (y, y.max(1)))(F.linear(x, w)),
-        # What is between is used elsewhere, too.
+        # An inner value is used elsewhere.
         lambda x, w: (lambda y: (y, y.relu().abs().amax(-1)))(F.linear(x, w)),
-        # What else reads the product may find the maxima in passing.
+        # Another kernel that reads the output can compute the row amax.
         lambda x, w: (lambda y: (y.cos().cumsum(-1), y.abs().amax(-1)))(F.linear(x, w)),
         # Blocks of rows.
         lambda x, w: (lambda y: (y, y.view(32, 2, 24).abs().amax(-1)))(F.linear(x, w)),
-        # The maxima are those of float32, which is not stored.
+        # The row amax is of float32 values, which are not stored.
         lambda x, w: quantized(F.gelu(F.linear(x, w).float())),
         lambda x, w: quantized(torch.softmax(F.linear(x, w), -1)),
         lambda x, w: (x, F.linear(x, w)),
@@ -194,7 +194,7 @@ def test_switches() -> None:
 @pytest.mark.skipif(
     not hasattr(inductor_config, "strict_signed_zero"), reason="no strict_signed_zero"
 )
-def test_zeros_are_ordered_by_their_sign_if_inductor_orders_them() -> None:
+def test_signed_zeros_are_ordered_as_by_inductor() -> None:
     assert len(find(lambda *args: quantized(gate(*args)), X, W, W)) == 1
     with inductor_config.patch(strict_signed_zero=True):
         assert find(lambda *args: quantized(gate(*args)), X, W, W) == []
@@ -320,13 +320,13 @@ def results(modules: dict[str, fake_cuda.Lowered]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_kernel_gives_maxima_of_what_it_stores(name: str, results: dict[str, Any]) -> None:
+def test_row_amax_is_of_the_stored_values(name: str, results: dict[str, Any]) -> None:
     function, _, _ = FUNCTIONS[name]
     y, maxima = results[name]
     exact, exact_maxima = function(*(value.double() for value in inputs(name)))
     assert maxima.shape == exact_maxima.shape
     assert y.dtype == torch.float16
-    # The maxima are of y as it is stored, to the bit, NaN and infinity included.
+    # The row amax is bitwise that of the stored y, including NaN and infinity.
     rows = y.float() if function in (signed, extreme) else y.float().abs()
     expected = rows.amax(-1).reshape(maxima.shape)
     torch.testing.assert_close(maxima.float(), expected, rtol=0, atol=0, equal_nan=True)
@@ -361,7 +361,7 @@ def test_rows_known_only_at_run_time() -> None:
             ((48, 64), half),
             ((48, 64), half),
         ).code
-    # Two ranges, each with its kernel and what scales.
+    # Two M buckets, each with its kernel and the scaling kernel.
     assert len(re.findall(r"^def triton_gemm_", code, re.M)) == 2
     assert code.count(".to(tl.float8e4nv)") == 1
     assert len(re.findall(r"triton_poi_fused_\w+\.run\(", code)) == 4
@@ -369,14 +369,14 @@ def test_rows_known_only_at_run_time() -> None:
 
 
 @pytest.mark.parametrize(("columns", "behind"), [(96, 1), (4096, 2)])
-def test_few_kernels_follow(columns: int, behind: int) -> None:
+def test_scaling_takes_few_kernels(columns: int, behind: int) -> None:
     half = torch.bfloat16
     module = lowered(
         lambda x, w: quantized(F.linear(x, w))[0], TILE, ((16, 64), half), ((columns, 64), half)
     )
-    # The maxima of few tiles are found by what scales, those of many by a kernel before it.
+    # The scaling kernel reduces the row amax of few tiles, a separate kernel that of many.
     assert len(re.findall(r"\.run\(", module.code)) == 1 + behind
-    # Nothing that needs the maxima is part of the kernel that gives them.
+    # The kernel that computes the row amax contains nothing that uses it.
     assert ["float8" in source for source in module.kernels().values()] == [*[False] * behind, True]
 
 
@@ -435,7 +435,7 @@ def test_bytes_count_the_scaled_output_and_the_maxima() -> None:
     assert GemmProblem.from_json(problem.to_json()) == problem
 
 
-def test_only_what_can_give_maxima_is_a_candidate() -> None:
+def test_candidates_support_row_amax() -> None:
     epilogue = Epilogue(reductions=1)
     problem = GemmProblem.contiguous("mm", 64, 256, 4096, epilogue=epilogue)
     several = dataclasses.replace(problem, parts=(128, 128))
@@ -448,7 +448,7 @@ def test_only_what_can_give_maxima_is_a_candidate() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 16, 2048])
-def test_what_follows_the_kernel_is_predicted(rows: int) -> None:
+def test_the_scaling_kernel_is_predicted(rows: int) -> None:
     problem = gate_problem(rows)
     gate_alone = dataclasses.replace(problem, epilogue=Epilogue(gated=True))
     for chosen, prediction in ranking.rank(problem, H200):
@@ -459,7 +459,7 @@ def test_what_follows_the_kernel_is_predicted(rows: int) -> None:
 
 
 @pytest.mark.parametrize("stored", ["float8_e4m3fn", "float8_e5m2", "int8", None])
-def test_the_canonical_program_is_found_and_verified(stored: str | None) -> None:
+def test_the_canonical_program_matches_and_is_verified(stored: str | None) -> None:
     epilogue = Epilogue(gated=True, reductions=1, out=stored)
     problem = GemmProblem.contiguous("mm", 33, 96, 64, "float32", parts=(48, 48), epilogue=epilogue)
     canonical = program(problem)

@@ -62,7 +62,7 @@ def test_weights_computed_later_move_before_the_call() -> None:
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [
-        # The second weight is computed from the first product.
+        # The second weight is computed from the first matmul.
         (lambda x, w: x @ torch.relu(x @ w), (tensor(64, 64), tensor(64, 64))),
         (lambda x, q, k: (F.linear(x, q), x @ k), (X, W, tensor(64, 48))),
         (lambda x, q, k: (x @ q, x @ k), (X, tensor(64, 48), tensor(64, 16))),
@@ -75,7 +75,7 @@ def test_weights_computed_later_move_before_the_call() -> None:
             lambda x, q, k, b: (F.linear(x, q, b), aten.addmm(b, x, k.t(), beta=2)),
             (X, W, W, tensor(48)),
         ),
-        # Windows over a result are read by their places in memory.
+        # A result is read by as_strided.
         (
             lambda x, q, k: (
                 F.linear(x, q).view(4, 8, 48).as_strided((31, 2, 48), (48, 48, 1)),
@@ -83,12 +83,12 @@ def test_weights_computed_later_move_before_the_call() -> None:
             ),
             (X, W, W),
         ),
-        # A column's stride to the next one is 1 here, and no number of 16 bytes.
+        # The stride between columns is 1, which is not a multiple of 16 bytes.
         (lambda x, q, k: (x @ q, x @ k), (X, tensor(64, 1), tensor(64, 1))),
         (lambda x, q, k: F.silu(x @ q) * (x @ k), (X, tensor(64, 1), tensor(64, 1))),
     ],
 )
-def test_what_is_not_computed_side_by_side(function: Any, inputs: Any) -> None:
+def test_dependent_matmuls_are_not_joined(function: Any, inputs: Any) -> None:
     assert find(function, *inputs) == []
 
 
@@ -99,18 +99,18 @@ def test_two_pairs_that_depend_on_each_other() -> None:
         third = y @ w
         return second, x @ torch.relu(third)
 
-    # Together, (first, fourth) would wait for third and (second, third) for first.
+    # Joined, (first, fourth) would depend on third, and (second, third) on first.
     matches = find(function, *(tensor(64, 64) for _ in range(3)))
     assert [[node.name for node in item.nodes] for item in matches] == [["mm", "mm_3"]]
 
 
-def test_there_is_a_most_of_parts() -> None:
+def test_the_number_of_parts_is_limited() -> None:
     matches = find(qkv, X, *[W] * 10)
     assert [len(case.problem.parts) for case in matches] == [match_shared_input.MOST_PARTS, 2]
 
 
 @pytest.mark.parametrize("written", ["the input", "a cache"])
-def test_only_what_reads_what_is_written_stays_behind_a_write(written: str) -> None:
+def test_only_reads_of_written_memory_stay_after_a_write(written: str) -> None:
     def function(x: Tensor, q: Tensor, k: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
         return F.linear(x, q), F.linear(x, k), cache
 

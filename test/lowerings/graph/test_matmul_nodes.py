@@ -1,4 +1,4 @@
-"""What products in FX graphs are described as, and which are not covered."""
+"""Problems of matmuls in FX graphs, and matmuls that are not supported."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ FP8 = torch.float8_e4m3fn
 
 
 def product(graph: fx.Graph) -> fx.Node:
-    """The only product of a graph."""
+    """The only matmul of a graph."""
     (node,) = (n for n in graph.nodes if "mm" in str(n.target))
     return node
 
 
 def problem(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) -> GemmProblem:
-    """The problem of a function's only product."""
+    """The problem of a function's only matmul."""
     node = product(lowered_graph(function, *inputs, **rest))
     result = matmul_nodes.problem_of(node)
     assert result is not None, matmul_nodes.why_unsupported(node)
@@ -88,7 +88,7 @@ def test_batches() -> None:
     assert shared.a == Operand("bfloat16", (64, 1), 8)
     match = problem(torch.baddbmm, tensor(8, 1, 96), a, b)
     assert match.operation == "baddbmm"
-    # One row for each matrix is no kind of its own.
+    # A row per matrix is not a separate kind.
     assert match.epilogue == epilogue("matrix", pointwise=1)
 
 
@@ -145,7 +145,7 @@ def test_groups_of_rows() -> None:
     assert scaled.epilogue == epilogue("column", "row", pointwise=2, dtype="float32")
 
 
-def test_symbols_count_as_hints_or_as_requested() -> None:
+def test_dynamic_sizes_count_as_hints_or_as_requested() -> None:
     graph = lowered_graph(
         torch.nn.functional.linear, tensor(2, 16, 64), tensor(96, 64), dynamic=[(0, 1)]
     )
@@ -155,8 +155,8 @@ def test_symbols_count_as_hints_or_as_requested() -> None:
     assert matmul_nodes.problem_of(node, {symbol: 128}) == GemmProblem.contiguous("mm", 256, 96, 64)
 
 
-def test_alignment_is_what_holds_for_all_sizes() -> None:
-    # The example's leading stride of 64 would be aligned.
+def test_alignment_is_valid_for_all_sizes() -> None:
+    # The leading stride of the size hint, 64, would be aligned.
     a = tensor(32, 64)
     graph = lowered_graph(torch.mm, a, tensor(64, 96), dynamic=[(0, 1), (1, 0)])
     result = matmul_nodes.problem_of(product(graph))
@@ -185,7 +185,7 @@ def test_a_summed_dimension_that_may_be_empty_is_not_covered() -> None:
     assert matmul_nodes.why_unsupported(product(graph)) == "K may be 0"
 
 
-def test_one_row_of_many_may_be_one_number() -> None:
+def test_a_row_of_a_transposed_vector_may_be_scalar() -> None:
     inputs = tensor(32, 64), tensor(64, 1)
     node = product(lowered_graph(torch.mm, *inputs, dynamic=[(0, 0)]))
     symbol = node.meta["val"].shape[0].node.expr
@@ -200,7 +200,7 @@ def test_alignment_of_a_slice(offset: int, alignment: int) -> None:
     assert problem(function, tensor(32, 80), tensor(64, 96)).a.alignment == alignment
 
 
-def test_what_the_user_asks_of_results() -> None:
+def test_user_settings_of_numerics_belong_to_the_problem() -> None:
     graph = lowered_graph(torch.mm, tensor(32, 64, dtype=F32), tensor(64, 96, dtype=F32))
     half = lowered_graph(torch.mm, tensor(32, 64), tensor(64, 96))
 
@@ -264,13 +264,13 @@ def test_flags_of_matmul_that_are_set_belong_to_the_problem() -> None:
         ),
     ],
 )
-def test_what_is_not_covered(function: Any, inputs: Any, reason: str) -> None:
+def test_unsupported_matmuls_have_no_problem(function: Any, inputs: Any, reason: str) -> None:
     node = product(lowered_graph(function, *inputs))
     assert matmul_nodes.problem_of(node) is None
     assert reason in (matmul_nodes.why_unsupported(node) or "")
 
 
-def test_on_a_cpu_nothing_is_covered() -> None:
+def test_matmuls_on_a_cpu_are_unsupported() -> None:
     graph = fx.symbolic_trace(lambda a, b: aten.mm.default(a, b)).graph
     for node in graph.find_nodes(op="placeholder"):
         node.meta["val"] = torch.ones(8, 8)

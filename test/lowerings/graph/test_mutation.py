@@ -110,11 +110,11 @@ CASES: dict[str, tuple[Callable[..., Any], list[Tensor], set[int]]] = {
     "integers": (integers, [A, B, ROWS, COLUMNS, PLACES, NEW_ROWS], set()),
     "several sizes": (several_sizes, [X, W, RESIDUAL.flatten(0, 1), PLACES, NEW], {0, 2}),
 }
-"""A function that writes into its first or third input, inputs, and those of unknown rows."""
+"""A function that mutates its first or third input, its inputs, and those with dynamic rows."""
 
 
 def rule(problem: GemmProblem) -> GemmConfig | None:
-    """A kernel of ours wherever there is one, with unknown rows for many alone."""
+    """An extension kernel wherever one exists; with dynamic rows only for many rows."""
     return CONFIGS.get(problem.operation, TILE) if problem.m > 16 else None
 
 
@@ -138,13 +138,13 @@ def results() -> dict[str, Any]:
 
 @pytest.mark.parametrize("reorder", [False, True], ids=["", "reordered"])
 @pytest.mark.parametrize("name", CASES)
-def test_what_was_read_before_the_write_counts(
+def test_values_read_before_a_write_are_used(
     name: str, reorder: bool, results: dict[str, Any]
 ) -> None:
     function, inputs, _ = CASES[name]
     wide = [item.double() if item.is_floating_point() else item.clone() for item in inputs]
     if name == "integers":
-        # Which torch multiplies as integers only.
+        # torch multiplies these only as integers.
         expected: Any = (A.double() @ B.double().t()) * ROWS.double() * COLUMNS.double()
     else:
         expected = function(*wide)
@@ -160,7 +160,7 @@ def test_what_was_read_before_the_write_counts(
 
 
 def between(*targets: Any) -> tuple[fx.Graph, list[fx.Node]]:
-    """A graph of two products of one input, with calls between them, and the products."""
+    """A graph of two matmuls of one input with calls between them, and the matmuls."""
     graph = lowered_graph(lambda x, w, u, c: (x @ w, x @ u, c), *[tensor(64, 64)] * 4)
     products = graph.find_nodes(op="call_function", target=aten.mm.default)
     with graph.inserting_before(products[1]):
@@ -179,16 +179,16 @@ def between(*targets: Any) -> tuple[fx.Graph, list[fx.Node]]:
         ([(aten.add_.Scalar, "arg3_1")], False),
         ([(aten.add_.Scalar, "arg0_1")], True),
         ([(aten.cos.default, "arg0_1"), (aten.relu_.default, "arg2_1")], True),
-        # Nobody knows what it writes.
+        # It may write anything.
         ([(torch.ops.higher_order.triton_kernel_wrapper_mutation, "arg3_1")], True),
     ],
     ids=["nothing", "pure", "elsewhere", "the input", "a later weight", "unknown"],
 )
-def test_writes_between(targets: list[Any], expected: bool) -> None:
+def test_writes_between_matmuls_prevent_the_fusion(targets: list[Any], expected: bool) -> None:
     _, products = between(*targets)
     assert is_written_between(products) is expected
     assert is_closed(products, products) is not expected
-    # Each by itself can stay where it is.
+    # Separate matmuls can stay where they are.
     assert not any(is_written_between([product]) for product in products)
 
 
@@ -211,7 +211,7 @@ def test_branches_that_write_nothing_are_no_obstacle() -> None:
 
 
 def test_scaled_rows_of_unknown_number_are_one_region() -> None:
-    # The cast stands before the maxima, and is read behind them as well.
+    # The cast precedes the row amax, and is read after it as well.
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         wide = F.linear(x, w).float()
         scales = wide.abs().amax(-1, keepdim=True) / 127

@@ -1,4 +1,4 @@
-"""Padded products: what they may not change. On a CPU, which has no such products otherwise."""
+"""Padded matmuls keep strides and other results. Padding is simulated on a CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from test.support import aot_util
 
 @pytest.fixture
 def padded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Pad every product that may be, as if that had been measured to be faster; gives those."""
+    """Pad every matmul that may be padded, as if it were faster; yields those matmuls."""
     products: list[Any] = []
 
     def should_pad(match: Any, mat1: Any, mat2: Any, *_: Any) -> bool:
@@ -70,7 +70,7 @@ def test_inductor_returns_strides_of_the_padded_matmul(
 
 
 def test_branches_are_not_padded(padded: list[Any]) -> None:
-    """One of these has a product to pad and the other none, so they would no longer agree."""
+    """Only one branch has a matmul to pad, so that their strides would differ."""
     yes, no = torch.nn.Linear(6, 5), torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh())
 
     class Chosen(torch.nn.Module):
@@ -94,9 +94,9 @@ def test_branches_are_not_padded(padded: list[Any]) -> None:
     [
         ((5, 1), (8, 1), True),
         ((1, 5), (1, 8), True),
-        # Another order is another layout, which the compiler may have chosen.
+        # Another order is another layout, which may be the compiler's choice.
         ((30, 6, 1), (30, 1, 5), False),
-        # Closer than they were: no padding.
+        # Smaller strides are not padding.
         ((8, 1), (5, 1), False),
         (None, (8, 1), False),
         ((5, 1), None, False),
@@ -142,7 +142,7 @@ def test_strides_of_results() -> None:
         (torch.empty(2, 3, 8), torch.empty(2, 8, 4), True),
         (torch.empty(3, 8), torch.empty(8, 5), False),
         (torch.empty(3, 7), torch.empty(7, 4), False),
-        # Rows in steps of 3 elements, which no kernel loads well.
+        # Rows with a stride of 3 elements, which no kernel loads efficiently.
         (torch.empty(8, 3).t(), torch.empty(8, 4), False),
     ],
 )

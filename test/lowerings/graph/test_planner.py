@@ -1,4 +1,4 @@
-"""Which kernels the products of a graph get, seen in the code that is generated for a GPU."""
+"""The kernels of a graph's matmuls, in the code that is generated for a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ F = torch.nn.functional
 aten = torch.ops.aten
 
 
-def test_where_ops_round_the_records_say_what_is_not_fused() -> None:
+def test_with_rounding_ops_records_say_what_is_not_fused() -> None:
     with (
         inductor_config.patch(emulate_precision_casts=True),
         events.capture(ProductRecord) as records,
@@ -44,8 +44,8 @@ def test_where_ops_round_the_records_say_what_is_not_fused() -> None:
 
 def test_a_layer_has_one_kernel_per_group_of_matmuls() -> None:
     lowered, problems = lower(lambda _: TILE, layer, *layer_inputs(8))
-    # Q, K, V with their norm; what stands for attention; its output with the residual; the gate
-    # with its norm; and the last product with the residual.
+    # Q, K, V with their norm; the imitation of attention; its output with the residual; the gate
+    # with its norm; and the last matmul with the residual.
     kernels = lowered.kernels()
     assert [("dot" in source) for source in kernels.values()] == [True, False, True, True, True]
     assert "extern_kernels." not in lowered.code
@@ -55,8 +55,8 @@ def test_a_layer_has_one_kernel_per_group_of_matmuls() -> None:
 
 
 @pytest.mark.parametrize("rows", [8, 128])
-def test_what_is_likely_to_be_left_is_measured_with_the_fusions(rows: int) -> None:
-    """What no fusion has, and of many rows Q, K and V by themselves."""
+def test_likely_remainders_are_tuned_with_the_fusions(rows: int) -> None:
+    """Matmuls outside fusions, and for many rows Q, K and V separately."""
     problems: list[list[GemmProblem]] = []
 
     def decided(results: Sequence[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:
@@ -72,7 +72,7 @@ def test_what_is_likely_to_be_left_is_measured_with_the_fusions(rows: int) -> No
     assert plain == residuals | ({("mm", 256, 256), ("mm", 128, 256)} if rows > 64 else set())
 
 
-def test_what_gains_most_is_taken_first() -> None:
+def test_the_fusion_with_the_largest_gain_is_first() -> None:
     def only_gates(problem: GemmProblem) -> GemmConfig | None:
         return TILE if problem.epilogue.gated and problem.prologue is None else None
 
@@ -92,17 +92,17 @@ def gate_of_int8(x: Any, w1: Any, s1: Any, w2: Any, s2: Any) -> Any:
     ("rows", "microseconds", "parts_asked", "one_kernel"),
     [
         (8, 20.0, False, True),
-        # It leaves much to save.
+        # It is far from the roofline.
         (8, 60.0, True, False),
-        # Sums of many rows take time as well.
+        # Accumulators of many rows take time as well.
         (65, 20.0, True, True),
     ],
     ids=["near", "far", "many rows"],
 )
-def test_parts_of_what_comes_near_the_roofline_are_not_measured(
+def test_parts_of_fusions_near_the_roofline_are_not_tuned(
     rows: int, microseconds: float, parts_asked: bool, one_kernel: bool
 ) -> None:
-    """Of 100 us stock's path has 50 for each of the parts, whose kernels would take 5."""
+    """Inductor takes 100 us, 50 for each part; kernels of the parts would take 5."""
     tile = GemmConfig("mixed", 16, 32, 64, 2, 2)
     problems: list[GemmProblem] = []
 
@@ -129,7 +129,7 @@ def test_parts_of_what_comes_near_the_roofline_are_not_measured(
 
 @pytest.mark.parametrize("computed", [False, True])
 def test_a_norm_saves_less_if_it_computes_a_residual(computed: bool) -> None:
-    """3 % of 96 us and half a launch are more than the 4 us that it saves alone."""
+    """3 % of 96 us and half a launch are more than the 4 us that the norm saves."""
 
     def decided(problem: GemmProblem) -> Decision:
         if problem.prologue is None:
@@ -175,7 +175,7 @@ class TestUnknownRows:
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
     ) -> None:
         _, problems = dispatched
-        # Dynamo has promised that a size that it takes for unknown is neither 0 nor 1.
+        # Dynamo guarantees that a dynamic size is neither 0 nor 1.
         sizes = {2, 16, 64, 256, 2048}
         assert {item.m for item in problems if item.epilogue.gated} == sizes
         assert {item.m for item in problems if item.operation == "addmm"} == sizes
@@ -184,7 +184,7 @@ class TestUnknownRows:
         self, dispatched: tuple[fake_cuda.Lowered, list[GemmProblem]]
     ) -> None:
         lowered, _ = dispatched
-        # Four products of the layer, each with three kernels.
+        # Four matmuls of the layer, with three kernels each.
         assert generated_code.dispatch_limits(lowered.code) == [16] * 4 + [256] * 4
 
     def test_each_branch_has_its_kernel(
@@ -219,7 +219,7 @@ class TestUnknownRows:
         [
             (torch.bmm, [matrix(8, "rows", 512), matrix(8, 512, 256)]),
             (lambda x, w: x.t() @ w, [matrix(512, "rows"), matrix(512, 256)]),
-            # torch 2.11 gives `@` here the number of rows that it sees.
+            # torch 2.11 specializes the number of rows for `@`.
             (
                 lambda x, w: torch.bmm(x.transpose(1, 2), w),
                 [matrix(8, 512, "rows"), matrix(8, 512, 256)],
@@ -237,12 +237,12 @@ class TestUnknownRows:
                 for shape, dtype in inputs
             ]
             _, (static, *_) = lower(lambda _: None, function, *known)
-            # Only alignment is not what it may happen to be.
+            # Only the alignment differs, which must be valid for all sizes.
             a = dataclasses.replace(static.a, alignment=problem.a.alignment)
             assert problem == dataclasses.replace(static, a=a)
 
-    def test_sizes_of_which_no_bound_is_known(self) -> None:
-        # How many rows are left is a difference.
+    def test_unbounded_sizes_have_a_fallback(self) -> None:
+        # The number of rows is a difference.
         lowered, problems = lower(
             lambda problem: TILE if problem.m <= 64 else None,
             lambda x, y, w: aten.slice(torch.cat([x, x]), 0, y.shape[0], 2**63 - 1) @ w,

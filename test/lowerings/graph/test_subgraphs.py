@@ -1,4 +1,4 @@
-"""Products in graphs that other graphs call: regions compiled once, and branches of a `cond`."""
+"""Matmuls in subgraphs: regions that are compiled once, and branches of a `cond`."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def branch(predicate: Tensor, first: Any, second: Any, *inputs: Tensor) -> Any:
 
 
 def regions(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """What a region returns, as the next one's input, and returned."""
+    """A region's result is the next region's input, and is returned."""
     first = region(parts, x, q, k, v)
     return (*region(parts, first[1], q, k, v), *first)
 
 
 def branches(predicate: Tensor, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Branches of different kernels, whose input a pass of Inductor's replaces by another."""
+    """Branches with different kernels, whose input is replaced by a pass of Inductor."""
     y = x @ q + v.mean(0)
     outputs: tuple[Tensor, ...] = branch(predicate, gate, plain, y, q, k, v)
     return outputs
 
 
 def one_row(predicate: Tensor, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Parts of one row are contiguous where they are."""
+    """Parts of a single row are contiguous without a copy."""
     outputs: tuple[Tensor, ...] = branch(predicate, parts, other_parts, x, q, k, v)
     return outputs
 
@@ -141,14 +141,14 @@ def half_of(*shape: int) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 class TestOptionsOfRegions:
-    """Matmuls of a region are tuned as its own options say, which may differ from the caller's."""
+    """Matmuls of a region are tuned under its own options, which may differ from the caller's."""
 
     OUTER, INNER = (8, 64, 64), (8, 96, 64)
 
     def tuned(
         self, tmp_path: Path, patches: dict[str, Any], **options: Any
     ) -> tuple[set[tuple[int, int, int]], str]:
-        """M, N, K of what is tuned, and the code, of a graph and of a region in it."""
+        """M, N, K of the tuned problems, and the code, of a graph with a region."""
         region_of = region_options(**patches)
 
         def function(x: Tensor, v: Tensor, w: Tensor) -> Any:
@@ -180,9 +180,7 @@ class TestOptionsOfRegions:
     @pytest.mark.parametrize(
         "patches", [{"max_autotune_gemm_backends": "ATEN"}, {"use_post_grad_passes": False}]
     )
-    def test_other_options_of_a_region_hold_as_well(
-        self, patches: dict[str, Any], tmp_path: Path
-    ) -> None:
+    def test_other_options_of_a_region_apply(self, patches: dict[str, Any], tmp_path: Path) -> None:
         problems, _ = self.tuned(tmp_path, patches, max_autotune=True)
         assert problems == {self.OUTER}
 
@@ -190,11 +188,11 @@ class TestOptionsOfRegions:
         problems, _ = self.tuned(tmp_path, {}, max_autotune=True)
         assert problems == {self.OUTER, self.INNER}
 
-    def test_options_are_put_back(self, tmp_path: Path) -> None:
+    def test_options_are_restored(self, tmp_path: Path) -> None:
         self.tuned(tmp_path, {"max_autotune": True})
         assert not inductor_config.max_autotune
 
-    def test_the_cache_key_has_what_a_region_may_look_up(self, tmp_path: Path) -> None:
+    def test_the_cache_key_has_results_for_regions(self, tmp_path: Path) -> None:
         options = region_options(max_autotune=True)
         graph = make_fx(lambda x, w: with_options(torch.mm, options, x, w), tracing_mode="fake")(
             torch.empty(SIZE), torch.empty(SIZE)

@@ -1,4 +1,4 @@
-"""Products with int8 weights: as stock leaves them on a GPU, and as they were."""
+"""Matmuls with int8 weights, which Inductor replaces on a GPU, are restored."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def lowered(*, ours: bool = True, dtype: torch.dtype = torch.bfloat16) -> fake_c
 
 
 def evaluated(x: torch.Tensor) -> torch.Tensor:
-    """What the instructions compute: of a multiply-add only the sum is rounded, to float32."""
+    """Evaluate the instructions: a multiply-add rounds once, to float32."""
     known = {"$1": x}
 
     def value(name: str) -> torch.Tensor:
@@ -80,13 +80,13 @@ def test_errors_are_below_two_units_in_the_last_place() -> None:
     ("x", "value"),
     [(0.0, 0.0), (-0.0, -0.0), (5.0, 1.0), (-1e30, -1.0), (math.inf, 1.0), (-math.inf, -1.0)],
 )
-def test_ends(x: float, value: float) -> None:
+def test_large_values_have_the_limits(x: float, value: float) -> None:
     result = float(evaluated(torch.tensor(x)))
     assert result == value
     assert math.copysign(1, result) == math.copysign(1, value)
 
 
-def test_not_a_number_stays_one() -> None:
+def test_nan_stays_nan() -> None:
     assert evaluated(torch.tensor(math.nan)).isnan()
 
 
@@ -95,7 +95,7 @@ def test_the_kernel_computes_gelu() -> None:
     x = torch.linspace(-8, 8, SIZE)
     code = lowered(dtype=torch.float32).code
     assert "libdevice.erf(" not in code
-    # The interpreter executes none of PTX's.
+    # The interpreter cannot execute PTX.
     code, times = re.subn(r"tl.inline_asm_elementwise\('{[^\[]*\[(\w+)\].*\)", r"tl.erf(\1)", code)
     assert times == 1
     result = kernel_interpreter.interpret_modules({"gelu": (code, [x])})["gelu"]
@@ -110,7 +110,7 @@ def test_inductor_keeps_its_own() -> None:
 
 @on_a_stand_in
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_of_halves_it_is_computed_in_float32(dtype: torch.dtype) -> None:
+def test_float16_is_computed_in_float32(dtype: torch.dtype) -> None:
     with scope.compile_scope(config.snapshot({})):
         result = fake_cuda.lower(lambda x: torch.erf(x) + 1, ((SIZE,), dtype))
     ((_, source),) = result.kernels().items()
@@ -119,7 +119,7 @@ def test_of_halves_it_is_computed_in_float32(dtype: torch.dtype) -> None:
         re.findall(r"'=f,f', \[(\w+)\]", line) for line in source.splitlines() if "abs.f32" in line
     )
     assert re.search(rf"{argument} = \w+\.to\(tl\.float32\)", source)
-    # As all that stock computes of halves, it is rounded where it is stored.
+    # Like all values of Inductor in float16, it is rounded when it is stored.
     assert ".to(tl.bfloat16)" not in source
     assert ".to(tl.float16)" not in source
 
@@ -145,7 +145,7 @@ def test_bitwise_cuda_results_use_inductors_kernel(flag: str, dtype: torch.dtype
     assert ours == stock
     (source,) = ours.values()
     assert "libdevice.erf(" in source
-    # And each op of a half rounds, as eager mode's does.
+    # Every float16 op rounds, as in eager mode.
     rounds = flag == "emulate_precision_casts" and dtype == torch.bfloat16
     assert (".to(tl.bfloat16)" in source) == rounds
 
@@ -188,7 +188,7 @@ def arithmetic(name: str, source: str) -> int:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_with_rounding_ops_gpu_bits_are_inductors(dtype: torch.dtype) -> None:
-    """Inductor (default) and the extension compile to the same; of halves it is eager mode's."""
+    """The extension compiles to Inductor's code; float16 results equal eager mode's."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.erf(x) * 3 + 1

@@ -1,4 +1,4 @@
-"""Reductions along rows: which kernels hold their rows, and that these are right."""
+"""Reductions along rows: which kernels are persistent, and that they are correct."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def lowered(
 
 
 def kinds(result: fake_cuda.Lowered) -> list[str]:
-    """Of each kernel: `per` if it holds its rows, `red` if it loops over them, `poi` else."""
+    """The kind of each kernel: `per` if it is persistent, `red` if it loops, `poi` otherwise."""
     return [re.match(r"triton_(\w\w\w)_", name)[1] for name in result.kernels()]  # type: ignore[index]
 
 
 @without_gpu
 @pytest.mark.parametrize("function", [layer_norm, rms_norm, softmax])
 @pytest.mark.parametrize("length", [1025, 8192])
-def test_rows_that_are_needed_twice_are_held(function: Function, length: int) -> None:
+def test_rows_that_are_read_twice_are_persistent(function: Function, length: int) -> None:
     assert kinds(lowered(function, (16, length))) == ["per"]
     assert kinds(lowered(function, (16, length), ours=False)) == ["red"]
 
 
 @without_gpu
 @pytest.mark.parametrize("length", [8193, 16384])
-def test_longer_ones_are_not(length: int) -> None:
+def test_longer_rows_are_not_persistent(length: int) -> None:
     assert kinds(lowered(layer_norm, (2048, length))) == ["red"]
 
 
@@ -77,7 +77,7 @@ def test_all_rows_of_a_kernel_count() -> None:
 
 
 @without_gpu
-def test_long_rows_in_another_order_are_not() -> None:
+def test_long_rows_in_another_order_are_not_persistent() -> None:
     """Inductor may number them by two indices, and then has no configuration for long ones."""
 
     def centred(x: Tensor, y: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     not hasattr(inductor_config, "batch_invariant"), reason="torch 2.13 on has batch_invariant"
 )
 def test_batch_invariance_ignores_the_number_of_rows() -> None:
-    """Of one row the weights are as large as the row: it is not held, and 32 rows are."""
+    """With one row the weights are as large as the row: it is not persistent; 32 rows are."""
     sizes = [((rows, 4096), (4096,), (4096,)) for rows in (1, 32)]
     assert [kinds(lowered(affine, *size)) for size in sizes] == [["red"], ["per"]]
     with inductor_config.patch(batch_invariant=True):
@@ -144,7 +144,7 @@ def test_batch_invariance_ignores_the_number_of_rows() -> None:
 @without_gpu
 @pytest.mark.parametrize("name", ["strict_reduction_rblock", "strict_sum_rblock"])
 @pytest.mark.parametrize(("rblock", "kind"), [(None, "per"), (1024, "red")])
-def test_a_required_order_of_sums_holds(
+def test_a_required_order_of_reductions_is_kept(
     monkeypatch: pytest.MonkeyPatch, name: str, rblock: int | None, kind: str
 ) -> None:
     """`strict_sum_rblock` is the name in torch 2.14, `strict_reduction_rblock` from 2.15 on."""
@@ -155,7 +155,7 @@ def test_a_required_order_of_sums_holds(
 
 
 @without_gpu
-def test_a_users_own_decision_holds() -> None:
+def test_a_users_decision_is_kept() -> None:
     class Looping(InductorChoices):
         @staticmethod
         def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
@@ -168,9 +168,11 @@ def test_a_users_own_decision_holds() -> None:
 
 
 @without_gpu
-@pytest.mark.parametrize("function", [layer_norm, rms_norm])  # Maxima are slow to interpret.
+@pytest.mark.parametrize(
+    "function", [layer_norm, rms_norm]
+)  # Maximum reductions are slow to interpret.
 def test_as_in_float64(function: Function) -> None:
-    # No power of two: a part of what a CTA holds is no row's.
+    # Not a power of two: a part of a CTA's block is beyond the row.
     x = (torch.randn(11, 1500, generator=torch.Generator().manual_seed(0)) * 3 + 1).half()
     module = lowered(function, tuple(x.shape))
     assert kinds(module) == ["per"]

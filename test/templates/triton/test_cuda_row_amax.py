@@ -190,7 +190,7 @@ def test_the_fallback_is_used_if_it_is_the_decision() -> None:
 
 
 @pytest.mark.parametrize("options", [{"cpp_wrapper": True}, {"triton.cudagraphs": True}], ids=str)
-def test_other_ways_to_run(options: dict[str, Any]) -> None:
+def test_other_ways_to_compile_equal_float64(options: dict[str, Any]) -> None:
     module = Activated().cuda().bfloat16()
     x = torch.randn(24, 256, device="cuda", dtype=torch.bfloat16)
     results, records = run(module, x, ANY, **options)
