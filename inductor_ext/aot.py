@@ -62,10 +62,10 @@ def aoti_compile_and_package(
     Raises:
         exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadWeightsFileError,
         exc.BadModelNameError, exc.UnknownOptionError, exc.BadOptionError,
-        exc.UnsupportedTorchError, exc.UncheckableInputError, exc.MissingToolchainError: before
-            anything is compiled or written. BadPackagePathError and BadWeightsFileError are also
-            raised later if writing fails, for example because the disk is full.
-        exc.UnsupportedLevelError: this machine cannot compile for `aot_isa`. Raised likewise.
+        exc.UnsupportedTorchError, exc.UncheckableInputError, exc.MissingToolchainError,
+        exc.UnsupportedLevelError: before anything is compiled or written. BadPackagePathError and
+            BadWeightsFileError are also raised later if writing fails, for example because the disk
+            is full.
         exc.SharedWeightsFileError: after the compile, if `aot_weights_file` is set for several
             programs.
     """

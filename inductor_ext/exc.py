@@ -277,10 +277,7 @@ class UncheckableInputError(InductorExtError):
     """An input that a compiled model could not check when it is called."""
 
     template = "Cannot generate input checks for {name!r}: {why}."
-    remedy = (
-        "Export the model so that each symbol is the size of a dimension or an argument, or "
-        "compile without input checks (aot_check_inputs=False)."
-    )
+    remedy = "{fix}"
 
 
 class ArtifactLoadError(InductorExtError):

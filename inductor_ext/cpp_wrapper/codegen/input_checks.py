@@ -50,6 +50,8 @@ _NUMBERS = {
 }
 """For each scalar type: its name in checks.h, and the dtype of the tensor that holds it."""
 
+_NO_CHECKS = "compile without input checks (aot_check_inputs=False)"
+
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
@@ -224,6 +226,8 @@ class _Tables:
             raise exc.UncheckableInputError(
                 name=name,
                 why=f"{text} depends on {unknown[0]}, which cannot be derived from an input",
+                fix="Export the model so that each symbol is the size of a dimension or an "
+                f"argument, or {_NO_CHECKS}.",
             )
 
     def symbol(self, symbol: _Symbol) -> str:
@@ -290,7 +294,8 @@ def _spec(
     for kind, value, supported in (("dtype", dtype, DTYPES), ("device", device, DEVICE_TYPES)):
         if value not in supported:
             why = f"its {kind}, {value}, is not supported"
-            raise exc.UncheckableInputError(name=input_.name, why=why)
+            fix = f"Export the model with another {kind} of the input, or {_NO_CHECKS}."
+            raise exc.UncheckableInputError(name=input_.name, why=why, fix=fix)
     return (
         f"{{{c_string(input_.name)}, {c_string(shape)}, {starts[0]}, {starts[1]}, {rank}, "
         f"{DTYPES.index(dtype)}, {DEVICE_TYPES[device]}, {index}, Number::{number}, "

@@ -163,7 +163,11 @@ def _describe_input(name: str, path: str, value: Any, argument: Any) -> Input:
     if type(argument) in _SCALARS:
         return SymbolInput(name, path, _SCALARS[type(argument)], str(_to_extent(name, value)))
     class_name = getattr(argument, "class_fqn", type(value).__name__)
-    raise exc.UncheckableInputError(name=name, why=f"it is an object of class {class_name}")
+    raise exc.UncheckableInputError(
+        name=name,
+        why=f"it is an object of class {class_name}",
+        fix="Export the model with tensors and numbers as inputs in place of the object.",
+    )
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:
@@ -177,7 +181,9 @@ def _to_extent(name: str, value: Any) -> Extent:
         node = to_node(value.node.expr)
     except ValueError as error:
         raise exc.UncheckableInputError(
-            name=name, why=f"{value} cannot be computed: {error}"
+            name=name,
+            why=f"{value} cannot be computed: {error}",
+            fix="Export the model so that each size is computed from sizes of the inputs.",
         ) from None
     return node if isinstance(node, int) else expression.show(node)
 

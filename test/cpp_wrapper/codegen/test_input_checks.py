@@ -439,6 +439,7 @@ def test_signatures_that_cannot_be_checked_are_rejected(
     with pytest.raises(exc.UncheckableInputError) as raised:
         input_checks.render(signature)
     assert complaint in str(raised.value)
+    assert "aot_check_inputs=False" in str(raised.value)
 
 
 def test_a_device_index_is_checked_if_there_are_several() -> None:
