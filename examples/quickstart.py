@@ -196,12 +196,12 @@ def build(variant: Variant, page: Tokens) -> float:
 
 def start(variant: Variant, page: Tokens) -> Start:
     """Run the model for the first time in this process."""
-    before, _ = measure.resident()
+    before, _ = measure.read_resident_memory()
     begin = time.perf_counter()
     embeddings = embed(variant, page)
     seconds = time.perf_counter() - begin
-    _, highest = measure.resident()
-    allocated = measure.peak_allocated(lambda: embed(variant, page))
+    _, highest = measure.read_resident_memory()
+    allocated = measure.measure_peak_allocated(lambda: embed(variant, page))
     return Start(embeddings, seconds, highest - before, allocated)
 
 

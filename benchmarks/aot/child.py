@@ -62,7 +62,7 @@ def _reset_peak() -> int:
     """Reset the peak of resident memory; return the current resident memory in bytes."""
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
-    return measure.resident()[0]
+    return measure.read_resident_memory()[0]
 
 
 def _read_private_bytes() -> int:
@@ -119,7 +119,7 @@ def compile_(model: str, variant: str, package: str, options: Result) -> Result:
         "cpu": read_cpu_seconds() - cpu,
         "python": time.process_time() - own,
         "wall": time.perf_counter() - start,
-        "peak": measure.resident()[1] - before,
+        "peak": measure.read_resident_memory()[1] - before,
         "child peak": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
         "package": os.path.getsize(package),
         "shared object": count_code_bytes(package, sum(weights.values())),
@@ -166,11 +166,11 @@ def load(model: str, variant: str, package: str) -> Result:
     cpu, start = read_cpu_seconds(), time.perf_counter()
     run = _load(variant, package)
     result = {"cpu": read_cpu_seconds() - cpu, "wall": time.perf_counter() - start}
-    result["loaded"] = measure.resident()[0] - before
+    result["loaded"] = measure.read_resident_memory()[0] - before
     with torch.no_grad():
         run(*inputs)
     gc.collect()
-    now, peak = measure.resident()
+    now, peak = measure.read_resident_memory()
     return {
         **result,
         "called": now - before,

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 __all__ = [
     "Sample",
     "alternate",
-    "peak_allocated",
-    "peak_of_changes",
+    "find_peak",
+    "measure_peak_allocated",
+    "read_resident_memory",
     "record_allocations",
-    "resident",
     "summarize",
 ]
 
@@ -61,18 +61,18 @@ def alternate(variants: Mapping[Key, Callable[[], float]], rounds: int) -> dict[
     return values
 
 
-def peak_of_changes(changes: Iterable[int]) -> int:
+def find_peak(changes: Iterable[int]) -> int:
     """Return the highest level that a sequence of changes reaches from 0, in their unit."""
     return max(itertools.accumulate(changes, initial=0))
 
 
-def peak_allocated(call: Callable[[], object]) -> int:
+def measure_peak_allocated(call: Callable[[], object]) -> int:
     """Return the peak bytes of `call` in torch's CPU allocator, above the level before.
 
     Compiled code and AOT packages use the same allocator. Unlike resident memory, the result does
     not depend on what the C library caches or on earlier calls.
     """
-    return peak_of_changes(record_allocations(call))
+    return find_peak(record_allocations(call))
 
 
 def record_allocations(call: Callable[[], object]) -> list[int]:
@@ -93,7 +93,7 @@ def record_allocations(call: Callable[[], object]) -> list[int]:
     return [r.nbytes() for r in sorted(records, key=lambda r: r.start_ns())]
 
 
-def resident() -> tuple[int, int]:
+def read_resident_memory() -> tuple[int, int]:
     """Return this process's resident memory in bytes: (now, peak). Linux only.
 
     Read from the process's own status, because `getrusage` includes what the parent process used

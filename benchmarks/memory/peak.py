@@ -221,11 +221,11 @@ def _run_mode(
         reset()
         changes = record_allocations(forward)
         if not training:
-            peaks = {"inference": measure.peak_of_changes(changes)}
+            peaks = {"inference": measure.find_peak(changes)}
         else:
-            peaks = {"forward": measure.peak_of_changes(changes)}
+            peaks = {"forward": measure.find_peak(changes)}
             saved = sum(changes)
-            peaks["backward"] = saved + measure.peak_of_changes(record_allocations(backward))
+            peaks["backward"] = saved + measure.find_peak(record_allocations(backward))
     plans = [record for record in records if isinstance(record, MemoryPlanRecord)]
     values = [*outputs, *(parameter.grad for parameter in module.parameters() if training)]
     return peaks, plans, passes, values

@@ -36,7 +36,7 @@ def test_allocator_events_of_three_tensors() -> None:
 
     changes = memory_peak.record_allocations(call)
     assert changes == [128, 1024, -128, 64, -1024, -64]
-    assert measure.peak_of_changes(changes) == 1152
+    assert measure.find_peak(changes) == 1152
 
 
 def test_models_are_deterministic() -> None:

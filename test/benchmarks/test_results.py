@@ -387,11 +387,11 @@ def test_variants_alternate_and_rotate() -> None:
     assert values == {"a": [1.0, 6.0, 8.0], "b": [2.0, 4.0, 9.0], "c": [3.0, 5.0, 7.0]}
 
 
-def test_peak_of_changes() -> None:
-    assert measure.peak_of_changes([]) == 0
-    assert measure.peak_of_changes([5, 7, -5, 4, -11]) == 12
+def test_find_peak() -> None:
+    assert measure.find_peak([]) == 0
+    assert measure.find_peak([5, 7, -5, 4, -11]) == 12
     # Memory from before the sequence may be freed.
-    assert measure.peak_of_changes([-5, 3]) == 0
+    assert measure.find_peak([-5, 3]) == 0
 
 
 def test_peak_allocated_in_eager_mode() -> None:
@@ -405,7 +405,7 @@ def test_peak_allocated_in_eager_mode() -> None:
         return second[: 1 << 19].add_(third)
 
     # `first` and `second` have 4 MiB; `first` is freed before `third` is allocated.
-    assert measure.peak_allocated(call) == 8 << 20
+    assert measure.measure_peak_allocated(call) == 8 << 20
 
 
 def test_peak_allocated_by_compiled_code() -> None:
@@ -415,14 +415,14 @@ def test_peak_allocated_by_compiled_code() -> None:
     argument = torch.ones(512, 512)
     program(argument)
     # The intermediate and the result: a matmul cannot overwrite its operand.
-    assert measure.peak_allocated(lambda: program(argument)) == 2 * argument.nbytes
+    assert measure.measure_peak_allocated(lambda: program(argument)) == 2 * argument.nbytes
 
 
 def test_resident_memory_of_this_process() -> None:
-    now, peak = measure.resident()
+    now, peak = measure.read_resident_memory()
     assert 0 < now <= peak
     # mmap: an allocator may reuse pages that are resident since earlier tests.
     with mmap.mmap(-1, 64 << 20) as block:
         block[:: 1 << 12] = b"x" * (len(block) >> 12)
-        after, peak = measure.resident()
+        after, peak = measure.read_resident_memory()
         assert peak >= after >= now + len(block) - (4 << 20)

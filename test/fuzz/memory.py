@@ -217,7 +217,7 @@ def _measure_peak(function: Callable[..., Any], program: Program) -> int:
     arguments = program.arguments(0)
     with torch.set_grad_enabled(program.training):
         changes = memory_peak.record_allocations(lambda: function(*arguments))
-    return measure.peak_of_changes(changes)
+    return measure.find_peak(changes)
 
 
 def check(

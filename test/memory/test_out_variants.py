@@ -215,8 +215,8 @@ def test_out_variant_takes_no_more_memory(name: str) -> None:
     outs = tensors(operator(name)(*args, **kwargs))
     own = sum(out.untyped_storage().nbytes() for out in outs)
     writes = dict(zip(names, outs, strict=True))
-    taken = measure.peak_allocated(lambda: variant(*args, **kwargs, **writes))
-    assert taken + own <= measure.peak_allocated(lambda: operator(name)(*args, **kwargs))
+    taken = measure.measure_peak_allocated(lambda: variant(*args, **kwargs, **writes))
+    assert taken + own <= measure.measure_peak_allocated(lambda: operator(name)(*args, **kwargs))
     if name in SCRATCHLESS:
         assert taken == 0
 
@@ -228,8 +228,8 @@ def test_a_generated_out_variant_is_worse_and_not_used() -> None:
     convolution = aten.convolution.default
     assert torch.Tag.generated in aten.convolution.out.tags
     out = convolution(*args, *rest)
-    taken = measure.peak_allocated(lambda: aten.convolution.out(*args, *rest, out=out))
-    assert taken >= measure.peak_allocated(lambda: convolution(*args, *rest))
+    taken = measure.measure_peak_allocated(lambda: aten.convolution.out(*args, *rest, out=out))
+    assert taken >= measure.measure_peak_allocated(lambda: convolution(*args, *rest))
     assert find_out_variant(convolution) is None
 
 
@@ -426,7 +426,7 @@ def test_measured_peak_is_at_most_inductors() -> None:
         with uncached(), torch.no_grad():
             run = torch.compile(_sorted_product, backend=backend)
             run(*PRODUCT)
-            peaks[backend] = measure.peak_allocated(lambda run=run: run(*PRODUCT))
+            peaks[backend] = measure.measure_peak_allocated(lambda run=run: run(*PRODUCT))
     assert peaks["inductor_ext"] <= peaks["inductor"]
 
 

@@ -98,7 +98,7 @@ def generated(
                 compiled = torch.compile(function, backend=backend)
                 result, codes = run_and_get_code(compiled, *inputs)
         is_output: list[Any] = []
-        peak = measure.peak_allocated(lambda: is_output.append(compiled(*inputs)))
+        peak = measure.measure_peak_allocated(lambda: is_output.append(compiled(*inputs)))
     return result, "\n".join(codes), peak
 
 
