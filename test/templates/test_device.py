@@ -14,7 +14,7 @@ from test.support.problem_examples import A100, H200, L4
 
 
 class TestDevice:
-    def test_the_h200_is_what_was_measured(self) -> None:
+    def test_the_h200_has_measured_constants(self) -> None:
         assert H200.half == pytest.approx(800e12)
         assert H200.bandwidth == pytest.approx(4.25e12)
         assert (H200.sms, H200.capability, H200.shared_memory) == (132, (9, 0), 232_448)
@@ -47,7 +47,7 @@ class TestDevice:
         assert older.half == pytest.approx(A100.half * 80 / 108)
         assert older.fp8 == 0
 
-    def test_the_drivers_bandwidth_is_taken_for_unknown_devices_only(self) -> None:
+    def test_driver_bandwidth_is_for_unknown_devices_only(self) -> None:
         arguments = ((9, 0), 78, 232_448, 60 << 20)
         unknown = Device.from_properties("NVIDIA H20", *arguments, bandwidth=4.8e12)
         assert unknown.bandwidth == pytest.approx(4.25e12)
@@ -61,7 +61,7 @@ class TestDevice:
     @pytest.mark.parametrize(
         ("field", "value"), [("sms", 0), ("l2", 0), ("bandwidth", -1.0), ("half", math.nan)]
     )
-    def test_what_no_gpu_can_be_is_refused(self, field: str, value: float) -> None:
+    def test_invalid_devices_are_refused(self, field: str, value: float) -> None:
         with pytest.raises(exc.BadGemmError, match=field):
             replace(H200, **{field: value})
 

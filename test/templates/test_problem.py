@@ -88,7 +88,7 @@ class TestOperand:
             {"alignment": 0},
         ],
     )
-    def test_what_no_operand_can_be_is_refused(self, fields: dict[str, Any]) -> None:
+    def test_invalid_operands_are_refused(self, fields: dict[str, Any]) -> None:
         with pytest.raises(exc.BadGemmError, match=next(iter(fields)).removeprefix("batch_")):
             replace(LINEAR.a, **fields)
 
@@ -101,7 +101,7 @@ class TestProblem:
         moved = LINEAR.bytes_read + LINEAR.bytes_written
         assert LINEAR.intensity == pytest.approx(LINEAR.flops / moved)
 
-    def test_what_a_batch_shares_is_read_once(self) -> None:
+    def test_operands_shared_by_a_batch_are_read_once(self) -> None:
         own = GemmProblem.contiguous("bmm", 64, 64, 64, batch=10)
         shared = replace(own, b=replace(own.b, batch_stride=0))
         assert own.bytes_read == 10 * 2 * 2 * 64 * 64
@@ -168,7 +168,7 @@ class TestProblem:
             ),
         ],
     )
-    def test_what_does_not_distinguish_problems(
+    def test_keys_ignore_irrelevant_fields(
         self, name: str, one: dict[str, Any], other: dict[str, Any]
     ) -> None:
         first, second = (
@@ -180,7 +180,7 @@ class TestProblem:
         whole = GemmProblem.from_json(json.loads(json.dumps(second.to_json(whole=True))))
         assert dataclasses.asdict(whole) == dataclasses.asdict(second)
 
-    def test_what_an_epilogue_reads_and_writes(self) -> None:
+    def test_bytes_of_epilogues(self) -> None:
         epilogue = Epilogue(
             (
                 EpilogueInput("float32", "row"),
@@ -225,7 +225,7 @@ class TestProblem:
         assert fp8.roofline(A100) == math.inf
         assert fp8.roofline(L4) < math.inf
 
-    def test_what_multiplies(self) -> None:
+    def test_types_of_multiplication(self) -> None:
         single = GemmProblem.contiguous("mm", 64, 64, 64, "float32")
         assert single.arithmetic == "fma"
         assert replace(single, tf32=True).arithmetic == "tf32"
@@ -309,7 +309,7 @@ class TestProblem:
             {"parts": (4096, 10240), "epilogue": Epilogue(gated=True)},
         ],
     )
-    def test_what_no_problem_can_be_is_refused(self, fields: dict[str, Any]) -> None:
+    def test_invalid_problems_are_refused(self, fields: dict[str, Any]) -> None:
         with pytest.raises(exc.BadGemmError, match=next(iter(fields))):
             replace(LINEAR, **fields)
         with pytest.raises(exc.BadGemmError, match="prologue"):
@@ -332,7 +332,7 @@ class TestProblem:
             (Epilogue, ((), 0, "float7")),
         ],
     )
-    def test_what_cannot_be_fused_is_refused(self, cls: Any, arguments: tuple[Any, ...]) -> None:
+    def test_invalid_fusions_are_refused(self, cls: Any, arguments: tuple[Any, ...]) -> None:
         with pytest.raises(exc.BadGemmError):
             cls(*arguments)
 
@@ -351,7 +351,7 @@ class TestProblem:
             (("unknown",), 1),
         ],
     )
-    def test_json_that_is_no_problem_is_refused(self, path: tuple[str, ...], value: Any) -> None:
+    def test_invalid_json_is_refused(self, path: tuple[str, ...], value: Any) -> None:
         written: Any = LINEAR.to_json()
         place = written
         for name in path[:-1]:

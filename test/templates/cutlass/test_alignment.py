@@ -20,7 +20,7 @@ from test.support.gemm_strategies import examples
 
 @dataclasses.dataclass
 class Layout:
-    """What `of_layout` reads of an Inductor layout."""
+    """The fields of an Inductor layout that `of_layout` reads."""
 
     dtype: torch.dtype
     size: tuple[Any, ...]
@@ -40,7 +40,7 @@ class TestAlignment:
             ("bfloat16", (32, 10), (1, 32), 0, 8),
             ("bfloat16", (10, 28), (28, 1), 0, 4),
             ("bfloat16", (10, 33), (33, 1), 0, 1),
-            # What a row has beyond its elements does not make them more.
+            # Padding of rows does not increase the alignment.
             ("bfloat16", (10, 33), (40, 1), 0, 1),
             ("bfloat16", (10, 32), (33, 1), 0, 1),
             # In a batch.
@@ -49,7 +49,7 @@ class TestAlignment:
             ("bfloat16", (4, 10, 32), (322, 32, 1), 0, 2),
             ("bfloat16", (1, 10, 32), (322, 32, 1), 0, 8),
             ("bfloat16", (4, 10, 32), (0, 32, 1), 0, 8),
-            # From somewhere within.
+            # With a storage offset.
             ("bfloat16", (10, 32), (32, 1), 4, 4),
             ("bfloat16", (10, 32), (32, 1), 3, 1),
             # By dtype: 16 bytes at most.
@@ -63,7 +63,7 @@ class TestAlignment:
             ("bfloat16", (), (), 0, 1),
         ],
     )
-    def test_is_what_sizes_strides_and_offset_allow(
+    def test_alignment_follows_sizes_strides_and_offset(
         self,
         dtype: str,
         sizes: tuple[int, ...],
@@ -73,7 +73,7 @@ class TestAlignment:
     ) -> None:
         assert alignment(dtype, sizes, strides, offset) == expected
 
-    def test_counts_the_address_of_the_storage(self) -> None:
+    def test_alignment_includes_the_storage_address(self) -> None:
         assert alignment("bfloat16", (10, 32), (32, 1), base=4) == 2
         with pytest.raises(exc.BadGemmError, match="float3"):
             alignment("float3", (10, 32), (32, 1))
@@ -86,7 +86,7 @@ class TestAlignment:
         offset=st.integers(0, 32),
     )
     @examples(60)
-    def test_is_an_operands_as_far_as_rows_have_whole_vectors(
+    def test_alignment_of_operands_divides_rows(
         self, dtype: str, rows: int, columns: int, pad: int, offset: int
     ) -> None:
         strides = (columns + pad, 1)
@@ -109,11 +109,13 @@ class TestAlignment:
             (Layout(torch.bfloat16, (ROWS, HIDDEN, 32), (32 * HIDDEN, 32, 1)), 8),
         ],
     )
-    def test_of_an_inductor_layout_holds_for_all_sizes(self, layout: Layout, expected: int) -> None:
+    def test_alignment_of_layouts_is_valid_for_all_sizes(
+        self, layout: Layout, expected: int
+    ) -> None:
         assert of_layout(layout) == expected
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    def test_agrees_with_inductors(self, dtype: torch.dtype) -> None:
+    def test_alignment_equals_inductors(self, dtype: torch.dtype) -> None:
         from torch._inductor.codegen.cutlass.utils import get_max_alignment
         from torch._inductor.ir import FixedLayout
 

@@ -30,7 +30,7 @@ extern "C" int32_t inductor_ext_run(void const* call, void* workspace, void* str
 
 @pytest.mark.slow
 def test_a_model_is_linked_with_a_real_one(tmp_path: Path) -> None:
-    """And needs nothing of CUDA's to be loaded."""
+    """The library needs no CUDA libraries to load."""
     config, epilogue = CLASSES["old_addmm_row"]
     output = source(config, epilogue)
     code, kernel, model = (tmp_path / name for name in ("model.cpp", "kernel.o", "model.so"))
@@ -46,5 +46,5 @@ def test_a_model_is_linked_with_a_real_one(tmp_path: Path) -> None:
     arguments = call(config, a, b.t(), out, [out[:1]], scalars=(1, 1), sms=1)
     assert result.workspace_size(arguments) == 0
     if not torch.cuda.is_available():
-        # As far as the first call of CUDA's.
+        # It runs until the first CUDA call.
         assert result.run(arguments, 0, 0) > CUDA_ERRORS

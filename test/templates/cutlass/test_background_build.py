@@ -18,7 +18,7 @@ from test.support.scripted_nvcc import BAD, GOOD, Machine, script
 class TestLater:
     @pytest.fixture
     def toolchain(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Toolchain:
-        """Whose linker writes what it is not worth waiting for."""
+        """A toolchain with a scripted linker."""
         programs = {
             "c++": 'while [ "$1" != -o ]; do shift; done; echo linked >"$2"',
             "objcopy": 'cp "${@: -2:1}" "${@: -1}"',
@@ -34,19 +34,19 @@ class TestLater:
             known.nvcc, known.version, known.headers, str(machine.folder / "c++"), runtime
         )
 
-    def test_a_process_of_its_own_builds(self, machine: Machine, toolchain: Toolchain) -> None:
+    def test_another_process_builds(self, machine: Machine, toolchain: Toolchain) -> None:
         assert build_later([GOOD, BAD], machine.store, toolchain) == [GOOD, BAD]
         (process,) = background_build.started_processes
         assert process.wait() == 0
         assert is_built(GOOD, machine.store)
         with built(GOOD, machine.store) as file:
             assert file.read_bytes() == b"linked\n"
-        # An error is known as well, and nothing is left to do.
+        # The error is stored as well, so that nothing is left to build.
         assert build_later([GOOD, BAD], machine.store, toolchain) == []
         assert machine.runs == 2
         assert background_build.started_processes == [process]
 
-    def test_a_running_build_is_left_alone_and_a_kill_ends_it(
+    def test_a_running_build_continues_until_it_is_killed(
         self, machine: Machine, toolchain: Toolchain
     ) -> None:
         forever = script("echo $$ >/dev/null; exec sleep 600", "kernel_2")
@@ -59,11 +59,11 @@ class TestLater:
         assert process.wait() == 1
         compiler = int(machine.log.read_text().split()[1])
         with contextlib.suppress(FileNotFoundError):
-            # Whoever inherits it may not look after it.
+            # Its new parent may not wait for it.
             while Path(f"/proc/{compiler}/stat").read_text().split()[2] != "Z":
                 time.sleep(0.01)
         assert not is_built(forever, machine.store, toolchain)
-        # Somebody else can have it built now.
+        # Another process can build it now.
         assert not background_build.is_claimed(forever, machine.store)
         machine.store.collect()
         assert list((machine.folder / "store" / "building").iterdir()) == []

@@ -93,11 +93,11 @@ NAMES = [
 
 class TestName:
     @pytest.mark.parametrize(("config", "name"), NAMES, ids=lambda name: "")
-    def test_is_in_cutlass_own_scheme(self, config: CutlassConfig, name: str) -> None:
+    def test_names_follow_cutlass(self, config: CutlassConfig, name: str) -> None:
         assert config.name == name
 
     @pytest.mark.parametrize(("config", "name"), NAMES, ids=lambda name: "")
-    def test_agrees_with_cutlass_library(self, config: CutlassConfig, name: str) -> None:
+    def test_names_equal_those_of_cutlass_library(self, config: CutlassConfig, name: str) -> None:
         library = pytest.importorskip("cutlass_library.library")
         gemm = pytest.importorskip("cutlass_library.gemm_operation")
         assert _named_by_the_library(library, gemm, config) == name
@@ -112,7 +112,7 @@ class TestName:
 def _named_by_the_library(
     library: types.ModuleType, gemm: types.ModuleType, config: CutlassConfig
 ) -> str:
-    """What CUTLASS's generator calls a configuration."""
+    """The name of a configuration in CUTLASS's generator."""
     types_ = {name: getattr(library.DataType, name) for name in dir(library.DataType)}
     short = {
         "float32": "f32",
@@ -173,7 +173,7 @@ def _named_by_the_library(
 
 class TestConfig:
     @pytest.mark.parametrize("config", [PINGPONG, STREAM_K, FP8, MULTISTAGE])
-    def test_makes_the_round_trip_through_json(self, config: CutlassConfig) -> None:
+    def test_configurations_round_trip_through_json(self, config: CutlassConfig) -> None:
         text = json.dumps(config.to_json())
         assert CutlassConfig.from_json(json.loads(text)) == config
 
@@ -189,12 +189,12 @@ class TestConfig:
             ("swizzle", 0),
         ],
     )
-    def test_what_cannot_be_is_refused(self, field: str, value: object) -> None:
+    def test_invalid_configurations_are_refused(self, field: str, value: object) -> None:
         with pytest.raises(exc.BadGemmError, match=f"CUTLASS configuration: {field}"):
             replace(PINGPONG, **{field: value})
 
-    def test_a_pipeline_takes_what_the_epilogue_leaves(self) -> None:
-        # Two tiles of 64 x 32 in 16 bits on their way out; a stage is 32 KiB and its barriers.
+    def test_a_pipeline_uses_the_memory_beside_the_epilogue(self) -> None:
+        # Two output tiles of 64 x 32 in 16 bits; a stage is 32 KiB and its barriers.
         assert PINGPONG.epilogue_tile == (64, 32)
         assert PINGPONG.epilogue_bytes == 2 * 64 * 32 * 2
         assert PINGPONG.stage_bytes == 32 * 1024 + 16
@@ -205,7 +205,7 @@ class TestConfig:
         assert replace(PINGPONG, c="float32").epilogue_bytes == 4 * 64 * 32 * 4 + 2 * 64 * 32 * 2
         assert MULTISTAGE.pipeline(A100.shared_memory) == 3
 
-    def test_sums_of_8_bit_floats_are_there_twice(self) -> None:
+    def test_accumulators_of_fp8_take_twice_the_registers(self) -> None:
         wide = replace(FP8, tile=(128, 256, 128))
         assert wide.accumulator_registers == 128
         assert replace(wide, fast_accumulation=False).accumulator_registers == 256
@@ -213,7 +213,7 @@ class TestConfig:
 
 
 class TestFilter:
-    def test_searches_in_the_name(self) -> None:
+    def test_patterns_are_searched_in_the_name(self) -> None:
         assert Filter("pingpong").passes(PINGPONG.name)
         assert not Filter("pingpong").passes(COOPERATIVE.name)
         assert not Filter(deny="pingpong").passes(PINGPONG.name)
@@ -223,7 +223,7 @@ class TestFilter:
         assert Filter("", "").passes("")
 
     @pytest.mark.parametrize("pattern", ["(", 3])
-    def test_what_is_no_pattern_is_an_error_by_name(self, pattern: Any) -> None:
+    def test_invalid_patterns_are_errors_by_name(self, pattern: Any) -> None:
         for fields, option in (
             ({"allow": pattern}, "cutlass_op_allowlist_regex"),
             ({"deny": pattern}, "cutlass_op_denylist_regex"),
@@ -231,7 +231,7 @@ class TestFilter:
             with pytest.raises(exc.BadOptionError, match=option):
                 Filter(**fields)
 
-    def test_leaves_only_or_none_of_a_kind(self) -> None:
+    def test_filters_keep_only_or_none_of_a_kind(self) -> None:
         only = [config for config, _ in rank(LINEAR, H200, 8, Filter("pingpong"))]
         assert only
         assert all("pingpong" in config.name for config in only)

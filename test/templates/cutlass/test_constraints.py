@@ -148,13 +148,13 @@ class TestConstraints:
             ),
         ],
     )
-    def test_a_reason_is_given_in_words(
+    def test_a_problem_without_kernels_has_a_reason(
         self, problem: GemmProblem, config: CutlassConfig, where: Device, reason: str
     ) -> None:
         assert not legal(problem, config, where)
         assert any(reason in item for item in why_not(problem, config, where))
 
-    def test_rows_that_are_broadcast_take_from_the_pipeline(self) -> None:
+    def test_broadcast_rows_reduce_the_pipeline(self) -> None:
         deep = replace(COOPERATIVE, tile=(256, 128, 128), cluster=(1, 1, 1))
         rows = Epilogue((EpilogueInput("float32", "row"),) * 60, 60)
         columns = Epilogue((EpilogueInput("float32", "column"),) * 60, 60)

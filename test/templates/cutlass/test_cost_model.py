@@ -29,7 +29,7 @@ class TestRanking:
             (LINEAR, H200, "128x256x64_2x1x1_0_tnt_align8_warpspecialized_cooperative"),
             (LINEAR, A100, "_tn_align8"),
             (LINEAR, L4, "_tn_align8"),
-            # A wave that is not full is divided evenly.
+            # A partial wave is divided evenly.
             (mm("mm", 2176, 4096, 4096), H200, "stream_k_warpspecialized_cooperative"),
             (RESIDUAL, H200, "gemm_bf16_bf16_f32_bf16_bf16_128x256x64"),
             (mm("bmm", 512, 512, 64, batch=64), H200, "pingpong"),
@@ -46,7 +46,7 @@ class TestRanking:
             (mm("mm", 16, 14336, 4096), H200, "128x16x64_2x1x1_0_tnn"),
         ],
     )
-    def test_the_first_is_the_one_expected(
+    def test_the_best_kernel_is_first(
         self, problem: GemmProblem, where: Device, expected: str
     ) -> None:
         (config, _), *_ = rank(problem, where)
@@ -62,7 +62,7 @@ class TestRanking:
             (LINEAR, B200.with_sms(10)),
         ],
     )
-    def test_there_may_be_none(self, problem: GemmProblem, where: Device) -> None:
+    def test_some_problems_have_no_kernel(self, problem: GemmProblem, where: Device) -> None:
         results = rank(problem, where)
         assert results == [] or results[0][0].arch < 90
 
@@ -83,7 +83,7 @@ class TestRanking:
         assert config.arch < 90
         assert config.target == 10 * where.capability[0] + where.capability[1]
 
-    def test_what_is_kept_differs(self) -> None:
+    def test_ranked_kernels_differ(self) -> None:
         results = rank(LINEAR, H200, 4)
         assert len(results) == 4
         assert len({(config.tile, config.mainloop) for config, _ in results}) == 4
@@ -96,7 +96,7 @@ class TestRanking:
 
     @pytest.mark.parametrize(("m", "swizzle"), [(2176, 1), (2304, 2)])
     def test_a_swizzle_makes_no_tiles_beyond_the_output(self, m: int, swizzle: int) -> None:
-        """CUTLASS rounds the number of tiles up to what a swizzle takes together."""
+        """CUTLASS rounds the number of tiles up to a multiple of the swizzle."""
         problem = mm("mm", m, 4096, 4096)
         config = next(
             candidate
@@ -108,7 +108,7 @@ class TestRanking:
         rounded = replace(config, swizzle=8)
         assert predict(problem, rounded, H200) > 1.2 * predict(problem, config, H200)
 
-    def test_is_by_prediction_and_not_by_name(self) -> None:
+    def test_ranking_is_by_prediction_and_not_by_name(self) -> None:
         everything = list(candidates(LINEAR, H200))
         best = min(everything, key=lambda config: predict(LINEAR, config, H200))
         assert rank(LINEAR, H200, 1)[0][0] == best
@@ -131,6 +131,6 @@ class TestRanking:
             assert math.isfinite(microseconds)
             assert microseconds >= problem.roofline(where)
 
-    def test_an_operand_of_neither_layout_has_none(self) -> None:
+    def test_operands_of_other_layouts_have_no_kernel(self) -> None:
         strided = Operand.of("bfloat16", (64, 64), (128, 2))
         assert list(candidates(replace(LINEAR, a=strided), H200)) == []

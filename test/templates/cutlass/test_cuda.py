@@ -1,6 +1,6 @@
 """CUTLASS kernels on a GPU, against float64: every operator, schedule and kind of epilogue.
 
-All kernels are built first, side by side, and kept where the caller keeps Inductor's cache.
+All kernels are built first, in parallel, and stored in the caller's Inductor cache.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ mm = GemmProblem.contiguous
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, what is stored, and which of its kernels."""
+    """A problem, its outputs, and a filter of its kernels."""
 
     problem: GemmProblem
     epilogue: Epilogue
     only: Filter | None = None
     scalars: tuple[float, ...] = ()
     options: dict[str, Any] = field(default_factory=dict, hash=False)
-    """Of the configuration: what only a launch decides."""
+    """Launch parameters of the configuration."""
 
 
 def product(first: Any, *rest: Any) -> Any:
@@ -202,10 +202,10 @@ def device() -> Device:
 
 
 def config_of(case: Case) -> CutlassConfig:
-    """The best kernel for a case; skipped where the GPU has none."""
+    """The best kernel for a case; skips if the GPU has none."""
     options = dict(case.options)
     level = options.pop("level", 0)
-    # Whatever the sizes, as they are too small to be worth it.
+    # For any size, as these are too small for candidates.
     results = rank(case.problem, device(), 1, case.only, level)
     if not results and case.only == STREAM_K:
         cooperative = rank(case.problem, device(), 1, Filter("cooperative", "stream_k"))
@@ -223,7 +223,7 @@ def source_of(case: Case) -> Source:
 
 @pytest.fixture(scope="module")
 def store(request: pytest.FixtureRequest) -> ArtifactStore:
-    """With the kernels of all cases that have been asked for."""
+    """A store with the kernels of all selected cases."""
     for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
@@ -240,18 +240,18 @@ def store(request: pytest.FixtureRequest) -> ArtifactStore:
         except pytest.skip.Exception:
             continue
         sources[output.name] = output
-    # What fails is reported by the test that needs it.
+    # A failed build is reported by the test that needs it.
     build_all(list(sources.values()), result, Toolchain.find())
     return result
 
 
 def values_of(operand: Operand, shape: tuple[int, ...], k: int) -> torch.Tensor:
-    """Random elements, so that a product's are of the order of 1; in the operand's layout."""
+    """Random elements in the operand's layout, so that results are of the order of 1."""
     *batch, rows, columns = shape
     if operand.layout == "column":
         shape = (*batch, columns, rows)
     if operand.dtype in INT4:
-        # Two along K in a byte.
+        # Two values along K per byte.
         (rows, columns) = shape
         return torch.randint(0, 256, (rows, columns // 2), device="cuda", dtype=torch.uint8).mT
     dtype = getattr(torch, operand.dtype)
@@ -300,7 +300,7 @@ def factors_of(problem: GemmProblem) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantized(case: Case, b: torch.Tensor, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """A factor b in float64."""
+    """Operand b in float64."""
     packed, scales = case.epilogue.packed, case.epilogue.scales
     if packed is None:
         return b.double()
@@ -308,7 +308,7 @@ def dequantized(case: Case, b: torch.Tensor, inputs: list[torch.Tensor]) -> torc
     numbers = unpack_int4(b.mT, signed, packed.high_first).to(torch.float64) - packed.zero
     if scales is not None:
         wide = inputs[scales].double().repeat_interleave(case.problem.dequant.group, 1)  # type: ignore[union-attr]
-        # As it is multiplied: in the other factor's dtype.
+        # In the dtype in which it is multiplied, that of the other operand.
         numbers = (numbers * wide).to(inputs[scales].dtype).double()
     return numbers.mT
 
@@ -330,7 +330,7 @@ def test_results_match_float64(store: ArtifactStore, name: str) -> None:
     ]
     ends = None
     if grouped:
-        # One group has no rows, and none a multiple of a tile.
+        # One group is empty, and no group is a multiple of a tile.
         sizes = [100, 0, 333, 257, 500, 58, 400, 400]
         ends = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
     launch(kernel, config, a, b, outputs[0], inputs, outputs[1:], ends=ends, scalars=case.scalars)
@@ -372,7 +372,7 @@ def _exactly(
 
 
 def test_one_binary_serves_other_shapes(store: ArtifactStore) -> None:
-    """And strides, batches, swizzles and orders of tiles."""
+    """Also other strides, batches, swizzles and raster orders."""
     case = CASES["mm_rc"]
     config = config_of(case)
     kernel = load(source(config, case.epilogue), store)
@@ -404,7 +404,7 @@ def test_results_of_stream_k_have_the_same_bits_each_time(
     assert torch.equal(outs[0], outs[2])
 
 
-def test_what_is_not_aligned_is_refused_and_not_computed(
+def test_unaligned_operands_are_refused(
     store: ArtifactStore,
 ) -> None:
     case = CASES["mm_rc"]
@@ -429,7 +429,7 @@ def test_the_graph_of_a_launch_can_be_replayed(store: ArtifactStore) -> None:
     size = kernel.workspace_size(arguments)
     assert size is not None
     workspace = torch.empty(max(1, size), dtype=torch.uint8, device="cuda")
-    # Attributes of a kernel are set when it is first launched.
+    # The first launch sets attributes of the kernel.
     assert kernel.run(arguments, workspace.data_ptr(), 0) == 0
     torch.cuda.synchronize()
     expected = out.clone()

@@ -43,7 +43,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def forced() -> Iterator[None]:
-    """Every graph is compiled, with CUTLASS kernels for all that asks for them."""
+    """Compile every graph, with CUTLASS kernels for all problems with trees."""
     for part in (components.probe("nvcc"), components.probe("cutlass")):
         if not part.available:
             pytest.skip(f"no {part.title}: {part.why}")
@@ -55,7 +55,7 @@ def forced() -> Iterator[None]:
 
 
 def rule(problem: GemmProblem) -> CutlassConfig | None:
-    """One kernel for all numbers of rows; what has OUT columns gets one that divides K."""
+    """One kernel for all M; matmuls with OUT columns get a split-K kernel."""
     if problem.epilogue.tree is None:
         return None
     many = dataclasses.replace(problem, m=2048)
@@ -73,7 +73,7 @@ def rule(problem: GemmProblem) -> CutlassConfig | None:
 def layer(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two outputs, and a number that comes from a size."""
+    """Two outputs, and a scalar that comes from a size."""
     result = torch.relu(torch.nn.functional.linear(x, w, b)) / x.shape[0] ** 0.5
     return result + r, result * 2
 
@@ -92,7 +92,7 @@ def model(
 
 
 def inputs(rows: int = ROWS, *, dynamic: bool = False) -> tuple[torch.Tensor, ...]:
-    """The model's, with so many rows, known only at run time if `dynamic`."""
+    """Inputs of the model with so many rows, marked dynamic if `dynamic`."""
     shapes = (
         *((rows, INNER), (HIDDEN, INNER), (HIDDEN,), (rows, HIDDEN)),
         *((OUT, HIDDEN), (OUT,), (rows, OUT)),
@@ -126,7 +126,7 @@ def test_results_match_float64(dynamic: bool, cpp: bool) -> None:
     check(result, values)
     assert code.count("cutlass_runtime.load(") == 2
     asks = "launch_with_workspace(" if cpp else ".with_workspace("
-    # Of known sizes, the memory is the wrapper's.
+    # The wrapper allocates workspace of static sizes.
     assert (asks in code.partition("inductor_entry_impl")[2 if cpp else 0]) == dynamic
     for rows in (100, 3000) if dynamic else ():
         values = inputs(rows)
@@ -151,7 +151,7 @@ def test_cuda_graphs_of_torch(dynamic: bool, cpp: bool) -> None:
             values = inputs(rows, dynamic=dynamic)
             torch.compiler.cudagraph_mark_step_begin()
             check([tensor.clone() for tensor in function(*values)], values)
-    # Inductor makes none for its C++ wrapper.
+    # Inductor has no CUDA graphs for its C++ wrapper.
     assert counters["inductor"]["cudagraph_skips"] == 0 or cpp
 
 
@@ -170,7 +170,7 @@ def test_a_graph_that_is_captured_can_be_replayed(dynamic: bool) -> None:
     for _ in range(3):
         for place, value in zip(static, inputs(), strict=True):
             place.copy_(value)
-        # What others allocate meanwhile must not lie in the graph's workspaces.
+        # Later allocations must not overlap the graph's workspaces.
         noise = [torch.full((1 << 24,), 255, device="cuda", dtype=torch.uint8)]
         graph.replay()
         check(result, static)
@@ -212,7 +212,7 @@ def test_groups() -> None:
 
 
 class Model(torch.nn.Module):
-    """With weights of its own."""
+    """A model with its own weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def test_a_package_needs_neither_nvcc_nor_cutlass(dynamic: bool, tmp_path: Path)
     torch.save([[tensor.cpu() for tensor in tensors] for tensors in values], tmp_path / "given.pt")
     hidden = ("CUDA_HOME", "CUDA_PATH", "TORCHINDUCTOR_CUTLASS_DIR")
     environment = {name: text for name, text in os.environ.items() if name not in hidden}
-    # Where Python is, without what else is there.
+    # Only Python's own folder.
     (tmp_path / "bin").mkdir()
     environment |= {"PATH": str(tmp_path / "bin"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "new")}
     files = (str(tmp_path / name) for name in ("given.pt", "out.pt"))

@@ -1,4 +1,4 @@
-"""CUTLASS kernels chosen for products of whole graphs on a CUDA device; nvcc and CUTLASS needed.
+"""CUTLASS kernels selected for matmuls of whole graphs on a CUDA device; needs nvcc and CUTLASS.
 
 What the tests force is built first, side by side.
 """
@@ -65,7 +65,7 @@ def uncached() -> Iterator[None]:
 
 
 def values(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
-    """Random elements; of products, of the order of 1."""
+    """Random elements, so that results are of the order of 1."""
     if dtype == torch.int8:
         return torch.randint(-100, 100, shape, device="cuda", dtype=dtype)
     scale = shape[-1] ** -0.25 if len(shape) > 1 and shape[-1] > 1 else 1.0
@@ -174,7 +174,7 @@ GRAPHS: dict[str, tuple[Callable[..., Any], Callable[[], Tensors]]] = {
         ],
     ),
 }
-"""A function, which computes in float64 what it gets in float64, and its inputs."""
+"""A function, which computes float64 inputs in float64, and its inputs."""
 
 REGULAR = CutlassConfig(90, "warpspecialized_cooperative", (128, 128, 64), *("bfloat16",) * 3)
 FORCED = {
@@ -194,17 +194,17 @@ def best(problem: GemmProblem, only: Filter | None = None) -> CutlassConfig | No
 
 
 def compiled(function: Callable[..., Any], inputs: Tensors, **options: Any) -> Any:
-    """What a function gives that is compiled anew."""
+    """The results of a newly compiled function."""
     torch._dynamo.reset()
     with torch.no_grad(), inductor_config.patch({**FUSES, **options}):
         return torch.compile(function, backend="inductor_ext", dynamic=False)(*inputs)
 
 
 def asked_for(function: Callable[..., Any], inputs: Tensors) -> list[GemmProblem]:
-    """The problems of a function's product that a CUTLASS kernel could be for, each once."""
+    """The unique problems of a function's matmul that a CUTLASS kernel could compute."""
     problems: dict[GemmProblem, None] = {}
 
-    # Remembers each, and chooses nothing.
+    # Records problems without a decision.
     with decide.force_config(problems.setdefault):
         compiled(function, inputs)
     return [item for item in problems if item.epilogue.tree is not None]
@@ -292,7 +292,7 @@ def test_one_kernel_takes_all_sizes(
     "switch", ["allow_fp16_reduced_precision_reduction", "allow_fp16_accumulation"]
 )
 @pytest.mark.parametrize("on", [False, True])
-def test_float16_is_summed_up_in_float32_whatever_is_allowed(
+def test_float16_is_accumulated_in_float32(
     switch: str, on: bool, kernels: Mapping[str, str]
 ) -> None:
     function, make = GRAPHS["float16"]
@@ -312,7 +312,7 @@ def test_float16_is_summed_up_in_float32_whatever_is_allowed(
 
 
 def test_rows_that_are_known_only_at_run_time(kernels: Mapping[str, str]) -> None:
-    """Above the threshold a CUTLASS kernel, below it stock's path, in the same code."""
+    """Above the threshold a CUTLASS kernel, below it the ATen/cuBLAS fallback, in the same code."""
 
     def rule(problem: GemmProblem) -> CutlassConfig | None:
         return REGULAR if problem.epilogue.tree is not None else None
@@ -357,7 +357,7 @@ FAULTS = {
     "illegal memory access": "run<<<1, 1, 0, stream>>>(reinterpret_cast<int*>(16));",
     "wrong": "",
 }
-"""What faulty kernels do when they are launched; the second one does nothing."""
+"""The launch code of faulty kernels; the second one does nothing."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -381,7 +381,7 @@ def test_a_faulty_kernel_is_dropped_for_the_fallback(
 
 
 def _put_faulty(source: Any, launch: str) -> None:
-    """Have another kernel in the store in the place of one."""
+    """Replace a stored kernel by another one."""
     toolchain = nvcc_build.Toolchain.find()
     store = runtime.store(config.snapshot({}))
     text = f"""#include <cstdint>

@@ -1,4 +1,4 @@
-"""Epilogues of CUTLASS kernels: what is rendered, what it computes, and what is refused."""
+"""Epilogues of CUTLASS kernels: rendered code, its results, and refused trees."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ struct Eight {
   float& operator[](int i) { return values[i]; }
 };
 """
-"""What a function of an epilogue needs of CUTLASS, for a compiler of C++."""
+"""The parts of CUTLASS that epilogue functions need, for a C++ compiler."""
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def computed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Te
 
 class TestFunctions:
     @pytest.mark.parametrize("name", VALUES)
-    def test_compute_what_torch_does(self, computed: Callable[..., Any], name: str) -> None:
+    def test_functions_equal_torch(self, computed: Callable[..., Any], name: str) -> None:
         x = torch.tensor([-7.5, -1.0, -0.3, 0.0, 0.25, 1.0, 6.5, math.nan])
         y = torch.tensor([1.5, -1.0, 0.7, 2.0, math.nan, 0.5, -0.1, 3.0])
         z = torch.tensor([0.1, 0.2, -3.0, 4.0, 5.5, -0.6, 0.0, 1.0])
@@ -183,7 +183,7 @@ class TestFunctions:
             ("sigmoid", torch.sigmoid),
         ],
     )
-    def test_activations_are_torchs(
+    def test_activations_equal_torch(
         self, computed: Callable[..., Any], name: str, function: Callable[..., torch.Tensor]
     ) -> None:
         x = torch.tensor([-90.0, -3.0, -0.5, 0.0, 0.5, 3.0, 90.0, math.nan])
@@ -273,7 +273,7 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
         older = render(epilogue, MULTISTAGE)
         assert "Output1, Store1, Output0, Store0>" in older.definitions
 
-    def test_scalars_come_with_the_launch(self) -> None:
+    def test_scalars_are_launch_arguments(self) -> None:
         epilogue = out(VALUES["alpha_beta"], Tensor("float32", "scalar"))
         assert epilogue.parameters == 2
         rendered = render(epilogue, PINGPONG)
@@ -283,7 +283,7 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
         halved, doubled = (out(apply("mul", X, constant(value))) for value in (0.5, 2.0))
         assert render(halved, PINGPONG) != render(doubled, PINGPONG)
 
-    def test_what_is_used_twice_is_computed_once(self) -> None:
+    def test_shared_nodes_are_computed_once(self) -> None:
         text = render(out(VALUES["twice"]), PINGPONG).definitions
         assert text.count("expf") == 1
 
@@ -327,7 +327,7 @@ using Fusion = cutlass::epilogue::threadblock::Sm80EVT<Store0, cutlass::epilogue
             ),
         ],
     )
-    def test_what_cannot_be_expressed_is_refused_with_the_reason(
+    def test_inexpressible_nodes_are_refused_with_the_reason(
         self, make: Callable[[], object], reason: str
     ) -> None:
         with pytest.raises(NotExpressible, match=reason):

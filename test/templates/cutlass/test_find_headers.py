@@ -1,4 +1,4 @@
-"""Where CUTLASS is found, and how wide tensors are accessed."""
+"""Search for the CUTLASS headers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestHeaders:
         result = find_headers.find()
         assert result.version >= find_headers.LOWEST
         assert (result.include / "cutlass" / "gemm" / "device").is_dir()
-        # The package's release has one number more.
+        # The package's version has an additional number.
         assert (part.version or result.release).startswith(result.release)
 
     def test_a_checkout(self, tmp_path: Path) -> None:
@@ -61,7 +61,9 @@ class TestHeaders:
             ),
         ],
     )
-    def test_what_is_no_cutlass_or_too_old(self, tmp_path: Path, text: str, why: str) -> None:
+    def test_other_folders_and_old_versions_are_refused(
+        self, tmp_path: Path, text: str, why: str
+    ) -> None:
         with pytest.raises(exc.MissingToolchainError, match=why) as caught:
             find_headers.find(self.checkout(tmp_path, text))
         assert "pip install nvidia-cutlass==" in str(caught.value)

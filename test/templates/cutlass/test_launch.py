@@ -16,7 +16,7 @@ from inductor_ext.toolchain import components
 
 @pytest.fixture(scope="module")
 def echo(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
-    """A library with the two functions, which sums up what it is called with."""
+    """A library with the two functions, which returns a sum of its arguments."""
     compiler = components.probe("cxx")
     if not compiler.available:
         pytest.skip(f"no C++ compiler: {compiler.why}")
@@ -54,7 +54,7 @@ class TestLaunch:
     )
 
     @pytest.mark.parametrize("swap", [False, True])
-    def test_a_kernel_is_handed_sizes_and_strides(self, echo: Kernel, swap: bool) -> None:
+    def test_kernels_get_sizes_and_strides(self, echo: Kernel, swap: bool) -> None:
         a, b, out = torch.zeros(3, 8)[:, :5], torch.zeros(7, 9).t()[:5], torch.zeros(3, 7)
         layouts = "tnn" if swap else "tnt"
         config = CutlassConfig(**{**vars(self.CONFIG), "swap_ab": swap, "layouts": layouts})
@@ -64,7 +64,7 @@ class TestLaunch:
         expected += (first + 1000 * second + 7 * 1000000) * 100000000
         assert echo.workspace_size(call(config, a, b, out)) == expected
 
-    def test_a_launch_is_handed_what_it_decides(self, echo: Kernel) -> None:
+    def test_kernels_get_launch_parameters(self, echo: Kernel) -> None:
         bias = torch.tensor([1.0, 3.0])
         a, b, out = torch.zeros(2, 3, 4), torch.zeros(2, 4, 2), torch.zeros(2, 3, 2)
         arguments = call(self.CONFIG, a, b, out, [bias], scalars=(0.5, 2.0), sms=1)
@@ -79,7 +79,7 @@ class TestLaunch:
         assert result is not None
         assert result // 100000000 == 16 + 1000 * 16 + 1000000
 
-    def test_what_cannot_run_has_no_workspace(self, echo: Kernel) -> None:
+    def test_calls_that_cannot_run_have_no_workspace(self, echo: Kernel) -> None:
         empty = torch.zeros(0, 4)
         result = echo.workspace_size(call(self.CONFIG, empty, torch.zeros(4, 2), torch.zeros(0, 2)))
         assert result is None

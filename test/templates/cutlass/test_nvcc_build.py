@@ -40,7 +40,7 @@ class TestBuild:
         assert is_built(GOOD, machine.store, machine.toolchain)
         assert machine.runs == 1
 
-    def test_who_wants_the_same_waits_for_it(self, machine: Machine) -> None:
+    def test_concurrent_builds_of_one_kernel_wait(self, machine: Machine) -> None:
         slow = script('sleep 0.3; echo good >"$out"')
         results: list[bytes] = []
         threads = [
@@ -63,7 +63,7 @@ class TestBuild:
         }
         assert len(results) == 5
 
-    def test_kernels_of_other_toolchains_are_used_without_any(
+    def test_stored_kernels_need_no_toolchain(
         self, machine: Machine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         machine.built(GOOD)
@@ -105,27 +105,25 @@ class TestBuild:
             with pytest.raises(exc.KernelBuildError) as caught:
                 machine.built(BAD)
             assert caught.value.fields["kernel"] == "kernel_1"
-            # Nobody knows the folder that it was built in.
+            # The temporary folder is not in the message.
             assert caught.value.fields["why"] == "kernel.cu(3): error: no such thing"
         assert machine.runs == 1
         assert is_built(BAD, machine.store, machine.toolchain)
         assert not is_built(BAD, machine.store)
-        # Another nvcc may do better.
+        # Another nvcc may succeed.
         machine.toolchain = Scripted.at(machine.folder, "13.1.0")
         with pytest.raises(exc.KernelBuildError):
             machine.built(BAD)
         assert machine.runs == 2
 
-    def test_a_killed_nvcc_is_no_reason_not_to_try_again(self, machine: Machine) -> None:
+    def test_builds_are_retried_after_a_killed_nvcc(self, machine: Machine) -> None:
         with pytest.raises(exc.KernelBuildError, match="nvcc failed with exit code -9"):
             machine.built(KILLED)
         assert not is_built(KILLED, machine.store, machine.toolchain)
         (machine.folder / "fixed").touch()
         assert machine.built(KILLED) == b"good\n"
 
-    def test_being_interrupted_ends_nvcc(
-        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_interrupts_end_nvcc(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         forever = script("echo $$ >/dev/null; exec sleep 600")
 
         wait = subprocess.Popen.wait
@@ -167,14 +165,14 @@ class TestBuild:
         process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(machine.log.read_text().split()[1]), signal.SIGKILL)
-        # Neither its lock nor its place to build are taken, and what it wrote is no entry.
+        # Its lock and its slot are free, and its partial output is no entry.
         again = Source("kernel_2", 'nvcc: echo half >"$out"; sleep 600', "90a")
         assert not is_built(again, machine.store, machine.toolchain)
         assert machine.built(GOOD, limit=1) == b"good\n"
         machine.store.collect()
         assert list((machine.folder / "store" / "building").iterdir()) == []
 
-    def test_a_store_that_cannot_be_written_to_builds_all_the_same(self, tmp_path: Path) -> None:
+    def test_builds_work_without_a_writable_store(self, tmp_path: Path) -> None:
         machine = Machine(tmp_path)
         said: list[str] = []
         (tmp_path / "file").touch()
@@ -193,7 +191,7 @@ class TestBuild:
 
 
 def really(result: Source) -> bytes:
-    """What nvcc builds of a source, for the device."""
+    """The cubin that nvcc builds from a source."""
     with built(result, real_store(), kind="cubin") as file:
         return file.read_bytes()
 
@@ -229,10 +227,10 @@ def test_nvcc_builds_an_older_one_as_a_library() -> None:
             check=True,
         ).stdout
     assert result.name.encode() in content
-    # Several can be linked together under other names.
+    # Renamed, several can be linked together.
     results = {line.split()[2] for line in symbols.splitlines()}
     assert results == {"inductor_ext_run", "inductor_ext_workspace_size"}
-    # This much needs no device.
+    # This needs no device.
     for k, expected in ((64, 0), (60, None)):
         a, b, out = (torch.zeros(64, item, dtype=torch.bfloat16) for item in (k, k, 64))
         arguments = call(config, a, b.t(), out, [out[:1]], scalars=(1, 1), sms=1)
@@ -241,7 +239,7 @@ def test_nvcc_builds_an_older_one_as_a_library() -> None:
 
 @pytest.mark.slow
 def test_pipelines_are_as_deep_as_predicted() -> None:
-    """Stages that CUTLASS fits into shared memory are those that legality and ranking count on."""
+    """CUTLASS fits as many stages into shared memory as the constraints and the ranking assume."""
     names = (
         "mm_float32_out",
         "mm_cooperative",

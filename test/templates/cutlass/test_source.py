@@ -28,7 +28,7 @@ def lines(result: Source) -> list[str]:
 
 
 def changes(name: str) -> list[str]:
-    """The lines of a class that the plain product of its family has not."""
+    """The lines of a class that differ from the plain matmul of its family."""
     plain = "old_mm" if name.startswith("old_") else "mm"
     first, second = lines(source(*CLASSES[plain])), lines(source(*CLASSES[name]))
     if name == plain:
@@ -61,16 +61,16 @@ class TestSource:
         for name in CLASSES:
             assert "4096" not in source(*CLASSES[name]).text
 
-    def test_its_name_distinguishes_epilogues(self) -> None:
+    def test_names_distinguish_epilogues(self) -> None:
         results = [source(BASE, epilogue) for epilogue in (identity(BF16), ACTIVATED)]
         assert results[0].name != results[1].name
         for entry in results:
             assert entry.name.startswith(BASE.name)
-            # What a profiler shows.
+            # The name in a profiler.
             assert f"    {entry.name}(__grid_constant__ " in entry.text
             assert "@" not in entry.text
 
-    def test_is_for_an_architecture(self) -> None:
+    def test_sources_are_for_one_architecture(self) -> None:
         assert source(BASE, identity(BF16)).architecture == "90a"
         assert source(OLD, identity(BF16)).architecture == "80"
         assert source(*CLASSES["old_scaled"]).architecture == "89"
@@ -88,13 +88,13 @@ class TestSource:
         # Each has a name of its own.
         assert len({value.name for value in results.values()}) == 4
 
-    def test_includes_no_cutlass_utilities(self) -> None:
+    def test_sources_include_no_cutlass_utilities(self) -> None:
         for name in CLASSES:
             text = source(*CLASSES[name]).text
             assert "cutlass/util" not in text
             assert "EXTENDED_MMA_SHAPES" not in text
             assert text.count("#include") <= 13
-            # Launchers of CUTLASS's, which would have the kernel compiled for the host, too.
+            # CUTLASS's launchers would compile the kernel for the host, too.
             assert "gemm/device/" not in text
 
     @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ class TestSource:
         text = source(OLD, biased("matrix", dtype, alignment)).text
         assert f"Tile, Warp, cutlass::bfloat16_t, {access}, 1>;" in text
 
-    def test_an_epilogue_that_it_cannot_have_is_refused(self) -> None:
+    def test_unsupported_epilogues_are_refused(self) -> None:
         with pytest.raises(NotExpressible):
             source(BASE, identity("float64"))
 
@@ -129,7 +129,7 @@ class TestSource:
         assert len(results) == 4
         text = source(config, replace(epilogue, packed=Packed(zero=8))).text
         assert "offset = 0x43084308;" in text
-        # Two's complement with its highest bit inverted is 8 more.
+        # Inverting the highest bit of two's complement adds 8.
         signed = source(replace(config, a="int4"), replace(epilogue, packed=Packed(zero=3))).text
         assert "offset = 0x430b430b;" in signed
         assert "^ 0x88888888;" in signed

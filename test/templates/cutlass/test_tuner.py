@@ -54,7 +54,7 @@ BEST = cutlass_options.Options().rank(PLAIN, H200)[0][0]
 def in_a_process(
     jobs: Sequence[candidate_run.Job], make_bench: Any, index: int, budget: float, deadline: float
 ) -> Iterator[candidate_run.Report]:
-    """A worker's part, with all messages to and from it as JSON."""
+    """Run a worker's code with all messages as JSON."""
 
     def through_json(value: Any) -> Any:
         return read(type(value), json.loads(json.dumps(json_codec.encode(value))), "message")
@@ -121,13 +121,13 @@ def test_problems_without_a_tree_are_tried_in_this_process() -> None:
     assert results[TOLD].config == cutlass_candidate(60)
 
 
-def test_without_triton_as_backend_it_has_no_candidates() -> None:
+def test_triton_candidates_need_the_triton_backend() -> None:
     backends = {"max_autotune_gemm_backends": "CUTLASS"}
     decision = tune([candidate(80)], [cutlass_candidate(90)], **backends)[TOLD]
     assert {timing.config for timing in decision.timings} == {None, cutlass_candidate(90)}
 
 
-def test_what_is_not_built_is_dropped_with_its_reason() -> None:
+def test_failed_builds_are_dropped_with_the_reason() -> None:
     broken, right = cutlass_candidate(10), cutlass_candidate(70)
     decision = tune([], [broken, right], {broken: "failed to build: no such instruction"})[TOLD]
     assert decision.config == right
@@ -154,7 +154,7 @@ def environments(candidate_set: str) -> Callable[[GemmProblem], Environment]:
 
 class TestKernels:
     @pytest.mark.usefixtures("repeated_warnings")
-    def test_missing_parts_are_said_once_with_the_command(
+    def test_missing_components_warn_once_with_the_command(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         error = exc.MissingToolchainError(part="nvcc", why="nowhere", install="apt install it")
@@ -187,7 +187,7 @@ class TestKernels:
 
 
 class TestKept:
-    def test_what_asks_for_no_cutlass_has_the_key_that_it_always_had(self) -> None:
+    def test_problems_without_cutlass_keep_their_keys(self) -> None:
         assert LINEAR.key == (
             '{"a":{"alignment":4,"batch_stride":0,"dtype":"float32","strides":[64,1]},'
             '"accumulator":"float32","b":{"alignment":4,"batch_stride":0,"dtype":"float32",'
@@ -222,7 +222,7 @@ class TestKept:
         assert same.exact
         assert other is not None
         assert other.differences == ("with different CUTLASS settings",)
-        # The same sizes without a tree are another problem.
+        # Without a tree it is another problem.
         assert store.lookup(dataclasses.replace(PLAIN, epilogue=Epilogue()), H200) is None
 
     def test_results_whose_kernel_lacks_the_epilogue_are_skipped(self, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_matrix_that_tma_cannot_read_is_read_by_threads() -> None:
     assert [options(8), options(1)] == ["bfloat16", "void"]
 
 
-def test_what_is_left_of_an_epilogue_is_done_behind_the_kernel() -> None:
+def test_unfused_epilogue_nodes_follow_the_kernel() -> None:
     whole = dataclasses.replace(TOLD, epilogue=dataclasses.replace(TOLD.epilogue, out="float16"))
     assert (whole.stored_dtype, kernels.of_kernel(whole).stored_dtype) == ("float16", "float32")
     assert Operand.of("float32", (24, 64), (64, 1)) == kernels.of_kernel(whole).a

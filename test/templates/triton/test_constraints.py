@@ -370,7 +370,7 @@ class TestConstraints:
         assert all(value.meaning for value in CONSTRAINTS.values())
         assert all(value.templates <= set(TEMPLATES) for value in CONSTRAINTS.values())
 
-    def test_atomics_are_refused_where_results_must_be_deterministic(
+    def test_atomics_are_refused_if_results_are_deterministic(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         atomic = {**TEMPLATES, "splitk": replace(TEMPLATES["splitk"], atomics=True)}
@@ -399,7 +399,7 @@ class TestConstraints:
         assert GemmProblem.from_json(LINEAR.to_json()) == LINEAR
 
     @pytest.mark.parametrize("copies", [False, True])
-    def test_a_standardised_operand_is_in_shared_memory_once_more(
+    def test_layer_norm_takes_additional_shared_memory(
         self, monkeypatch: pytest.MonkeyPatch, copies: bool
     ) -> None:
         """What Triton 3.7 and 3.8 allocate, as compiled."""
@@ -419,7 +419,7 @@ class TestConstraints:
 
     @given(problems(), configs(), devices())
     @examples(200)
-    def test_legal_is_no_reason_against(
+    def test_legal_configurations_have_no_reason(
         self, problem: GemmProblem, config: GemmConfig, on: Device
     ) -> None:
         reasons = why_not(problem, config, on)

@@ -25,7 +25,7 @@ PARTS = ("compute", "memory", "epilogue", "reduction", "launch")
 
 
 def no_longer(one: Prediction, other: Prediction) -> bool:
-    """Whether the first takes no more time than the second, but for rounding."""
+    """Whether the first takes at most the time of the second, up to rounding."""
     return one.total <= other.total * (1 + 1e-9)
 
 
@@ -42,7 +42,7 @@ class TestPhysics:
 
     @given(problems(), configs(), devices())
     @examples(150)
-    def test_nor_of_what_is_not_legal(
+    def test_no_illegal_prediction_is_below_the_roofline(
         self, problem: GemmProblem, config: GemmConfig, on: Device
     ) -> None:
         assert predict(problem, config, on).total >= on.launch + problem.roofline(on)
@@ -125,11 +125,11 @@ class TestPhysics:
         config = GemmConfig("persistent_tma", 256, 128, 128, 2, 8, tma=True)
         two = predict(problem, config, H200)
         assert two.total >= two.launch + two.compute + two.memory
-        # The same steps in half the depth and twice the stages.
+        # The same K in half as deep steps and twice the stages.
         four = predict(problem, replace(config, block_k=64, num_stages=4), H200)
         assert four.total < 0.75 * two.total
 
-    def test_a_gate_is_multiplied_by_half_a_tile(self) -> None:
+    def test_a_gate_uses_half_a_tile(self) -> None:
         gated = linear(2048, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
         wide = GemmConfig("persistent_tma", 128, 256, 64, 4, 8, tma=True)
         high = replace(wide, block_m=256, block_n=128)
@@ -158,7 +158,7 @@ class TestPhysics:
         aligned, odd = linear(4096, 4096, 4096), linear(4096, 4096, 4095)
         assert predict(odd, config, H200).total > 1.2 * predict(aligned, config, H200).total
 
-    def test_dequantising_costs_and_saves_bytes(self) -> None:
+    def test_dequantization_costs_time_and_saves_bytes(self) -> None:
         config = GemmConfig("mixed", 16, 128, 64, 4, 4, swap_ab=True)
         packed = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int4")
         wide = GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8")
@@ -166,7 +166,7 @@ class TestPhysics:
         same = replace(wide, operation="mm", prologue=None)
         assert predict(wide, config, H200).compute > predict(same, config, H200).compute
 
-    def test_what_a_device_cannot_multiply_takes_for_ever(self) -> None:
+    def test_unsupported_dtypes_take_infinite_time(self) -> None:
         fp8 = GemmProblem.contiguous("scaled", 512, 512, 512, "float8_e4m3fn")
         config = GemmConfig("cp_async", 128, 128, 64, 3, 8)
         assert predict(fp8, config, A100).total == math.inf

@@ -1,4 +1,4 @@
-"""Quantised and low-precision products on a CUDA device against float64."""
+"""Quantized and low-precision matmuls on a CUDA device, against float64."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_bytes(scales: Any, b_dtype: str, m: int, dtype: str) -> None:
     problem = GemmProblem.contiguous(
         "mixed", m, 200, 328, dtype, b_dtype=b_dtype, prologue=prologue
     )
-    # Scales of columns follow the product in the graph, and are fused behind it.
+    # Column scales follow the matmul in the graph, and are in its epilogue.
     check(problem, "mixed", 2 if scales == "none" else 1)
 
 
@@ -212,7 +212,7 @@ def test_integers(m: int) -> None:
 @pytest.mark.parametrize("biases", [0, 1], ids=["", "biases"])
 @pytest.mark.parametrize(("m", "n", "k"), [(32, 128, 256), (300, 200, 336), (1000, 1304, 528)])
 def test_integers_with_scales(m: int, n: int, k: int, biases: int, dtype: str) -> None:
-    """Of columns, in the result's dtype, and of rows, in float32; with biases behind them."""
+    """Column scales in the result's dtype, row scales in float32, and biases."""
     scales = (EpilogueInput("float32", "column"), EpilogueInput(dtype, "row"))
     inputs = (*scales, *(EpilogueInput(dtype, "row"),) * biases)
     epilogue = Epilogue(inputs, len(inputs), out=dtype)

@@ -85,7 +85,7 @@ def error(case: Case, values: list[torch.Tensor] | None = None) -> float:
         pytest.param(config, dtype, id=f"{config.template}-{dtype}")
         for config in (TILE, SKINNY, GEMV)
         for dtype in TOLERANCE
-        # It multiplies float32 as it is.
+        # It multiplies in float32.
         if config is not GEMV or dtype != "tf32"
     ],
 )
@@ -150,7 +150,7 @@ def test_a_batch_shares_one_matrix(config: GemmConfig) -> None:
 
 @pytest.mark.parametrize("config", [TMA, SPECIALIZED_PARAM, TILE], ids=lambda x: x.template)
 @pytest.mark.parametrize("bias", ["row", "matrix"])
-def test_what_is_added(config: GemmConfig, bias: Any) -> None:
+def test_addends(config: GemmConfig, bias: Any) -> None:
     case = Case(mm(264, 328, 200), config, bias=bias, after=torch.relu)
     assert error(case) < TOLERANCE["bfloat16"]
 
@@ -191,7 +191,7 @@ ADDED_UP["exchanged"] = replace(
 
 
 def added_up(name: str) -> Case:
-    """A product of some hundred tiles, of which CTAs add up their sums in one launch."""
+    """A matmul of several hundred tiles, whose CTAs reduce their partial sums in one launch."""
     config = ADDED_UP[name]
     if (config.pdl or config.tma) and device().capability < (9, 0):
         pytest.skip("needs compute capability 9.0")
@@ -200,13 +200,13 @@ def added_up(name: str) -> Case:
 
 
 @pytest.mark.parametrize("name", ADDED_UP)
-def test_sums_are_added_up_in_one_launch(name: str) -> None:
+def test_fused_split_k(name: str) -> None:
     assert error(added_up(name)) < TOLERANCE["float16"]
 
 
 @pytest.fixture(scope="module", params=ADDED_UP)
 def product(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A compiled product, two sets of operands, and the results of each."""
+    """A compiled matmul, two sets of operands, and their results."""
     case = added_up(request.param)
     operands = [kernel_cases.inputs(case, "cuda", seed) for seed in range(2)]
     with kernel_cases.lowering_of(case) as function, gpu_util.compiling():
@@ -215,7 +215,7 @@ def product(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 class TestLaunches:
-    """Launches that add up sums give the same bits, whichever CTA is last, and leave zeros."""
+    """Fused split-K is bitwise reproducible, whichever CTA is last, and resets its counters."""
 
     def test_one_after_the_other(self, product: Any) -> None:
         compiled, operands, expected = product
@@ -242,7 +242,7 @@ class TestLaunches:
         for values in operands:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                # Three launches of one graph, each with counters of its own.
+                # Three launches of one graph, with separate counters.
                 results.append([compiled(*values) for _ in range(3)])
             graphs.append(graph)
         streams = [torch.cuda.Stream() for _ in graphs]
@@ -277,7 +277,7 @@ def test_gates(config: GemmConfig, activation: str) -> None:
 
 @pytest.mark.parametrize("flipped", [False, True])
 @pytest.mark.parametrize("reach", [persistent_tma.REACH, 1025])
-def test_gates_far_from_what_they_gate(reach: int, flipped: bool) -> None:
+def test_gates_far_from_up_projections(reach: int, flipped: bool) -> None:
     problem = mm(264, 400, 328, "float16", parts=(200, 200), epilogue=Epilogue(gated=True))
     case = Case(problem, TMA, {"ACTIVATION": "'silu'"})
     assert TMA.joins(problem)
@@ -305,11 +305,11 @@ def test_gates_with_biases(config: GemmConfig) -> None:
 
 @pytest.mark.parametrize(
     ("config", "dtype"),
-    # float16 holds no weighted elements before they are normalised.
+    # Weighted elements overflow float16 before normalization.
     [(SKINNY, "bfloat16"), (GEMV, "bfloat16"), (GEMV, "float16")],
     ids=("tile", "vector", "vector, float16"),
 )
-def test_normalised_rows(config: GemmConfig, dtype: str) -> None:
+def test_normalized_rows(config: GemmConfig, dtype: str) -> None:
     problem = mm(3, 200, 328, dtype, prologue=Prologue(RowNorm("rms", 1)))
     assert error(Case(problem, config, {"EPSILON": 1e-6})) < 2 * TOLERANCE[dtype]
 
@@ -326,14 +326,14 @@ STANDARDISED = {
 @pytest.mark.parametrize("mean", [0.0, 100.0])
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    # Vectors multiply float32 as it is.
+    # Vectors are multiplied in float32.
     [
         item
         for item in itertools.product(STANDARDISED, ("bfloat16", "float16", "tf32"))
         if item != ("vector", "tf32")
     ],
 )
-def test_standardised_rows(name: str, dtype: str, mean: float) -> None:
+def test_layer_norm_rows(name: str, dtype: str, mean: float) -> None:
     config = STANDARDISED[name]
     m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
     problem = mm(m, 200, 1032, dtype, prologue=Prologue(RowNorm("layer", 2)))
@@ -342,7 +342,7 @@ def test_standardised_rows(name: str, dtype: str, mean: float) -> None:
 
 
 @pytest.mark.parametrize("config", [SKINNY, GEMV, TILE], ids=lambda x: x.template)
-def test_standardised_rows_are_rounded(config: GemmConfig) -> None:
+def test_layer_norm_rows_are_rounded(config: GemmConfig) -> None:
     m = {"cp_async": 131, "splitk": 13, "gemv": 3}[config.template]
     prologue = Prologue(RowNorm("layer", 2, "float32"))
     problem = mm(m, 200, 1032, "float32", b_dtype="bfloat16", out="bfloat16", prologue=prologue)

@@ -1,4 +1,4 @@
-"""Largest elements of rows from a product's kernel on a CUDA device, and what is scaled by them."""
+"""Row amax from a matmul's kernel on a CUDA device, and rows scaled by it."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ Results = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def quantized(y: Tensor) -> Results:
-    """What is scaled, what is stored of it, the scales of its rows, and their largest elements."""
+    """The unscaled output, the scaled one, the row scales, and the row amax."""
     largest = y.abs().amax(-1, keepdim=True)
     scale = largest.float().clamp(min=1e-12) / 448.0
     return y, (y.float() / scale).clamp(-448.0, 448.0).to(FP8), scale, largest
 
 
 class Gated(torch.nn.Module):
-    """The input of a float8 product behind a gate."""
+    """The float8 input of a matmul after a gate."""
 
     def __init__(self, width: int = 256, hidden: int = 520) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Gated(torch.nn.Module):
 
 
 class Activated(torch.nn.Module):
-    """The same behind a layer with a bias, an activation and a residual."""
+    """The same after a layer with a bias, an activation and a residual."""
 
     def __init__(self, width: int = 256, hidden: int = 520) -> None:
         super().__init__()
@@ -108,12 +108,12 @@ def check(module: Any, x: Tensor, results: Results) -> None:
 
 
 def check_scaling(results: Results) -> None:
-    """The maxima are those of what is stored, to the bit."""
+    """Check that the row amax is bitwise that of the stored values."""
     y, scaled, scale, largest = results
     assert torch.equal(largest, y.abs().amax(-1, keepdim=True))
     _, expected, expected_scale, _ = quantized(y)
     torch.testing.assert_close(scale, expected_scale, rtol=1e-6, atol=0)
-    # Divisions differ in the last bit, which moves what lies between two values to the other one.
+    # Divisions differ in the last bit, which changes the rounding between two values.
     away = (scaled.float() - expected.float()).abs()
     assert (away <= 0.13 * expected.float().abs() + 2**-9).all()
     assert (away > 0).float().mean() < 0.02

@@ -1,4 +1,4 @@
-"""Products with a quantised factor: kernels interpreted and compiled, and their bit operations."""
+"""Matmuls with a quantized operand: interpreted and compiled kernels, and their bit operations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def grouped(group: int, dtype: str = "float16", **rest: Any) -> Prologue:
 
 
 def normalized(prologue: Prologue) -> Prologue:
-    """The same with rows of a normalised and weighted."""
+    """The same with normalized and weighted rows of a."""
     return dataclasses.replace(prologue, norm=RowNorm("rms", 1))
 
 
@@ -238,7 +238,7 @@ class Machine:
 
     def __init__(self, text: str, inputs: dict[str, int]) -> None:
         self.registers = dict(inputs)
-        # Braces open and close blocks, and pairs of which a word is made.
+        # Braces delimit blocks, and pairs that form a word.
         for line in re.sub(r"\{ (\$\d), (\$\d) \}", r"\1|\2", text).split(";"):
             operation, _, operands = line.strip("{} ").partition(" ")
             if operation and operation != ".reg":
@@ -285,7 +285,7 @@ setattr(Machine, "and", lambda self, kind, x, y: x & y)
 
 
 def halves(word: int, kind: str) -> list[float]:
-    """The two floats of a word, lower one first."""
+    """The two floats of a word, the lower one first."""
     if kind == "f16":
         return list(struct.unpack("<ee", word.to_bytes(4, "little")))
     parts = (word << 16 & 0xFFFFFFFF, word & 0xFFFF0000)
@@ -293,7 +293,7 @@ def halves(word: int, kind: str) -> list[float]:
 
 
 def joined(values: list[float], kind: str) -> int:
-    """A word of two floats; they have to be exact."""
+    """A word of two floats, which must be exact."""
     if kind == "f16":
         word = struct.pack("<ee", *values)
     else:
@@ -305,7 +305,7 @@ def joined(values: list[float], kind: str) -> int:
 
 
 def assembly(item: Case) -> str:
-    """The inline assembly of a kernel, which may be there several times."""
+    """The inline assembly of a kernel, which may occur several times."""
     (source,) = kernel_cases.render(item).kernels().values()
     (result,) = set(re.findall(r"inline_asm_elementwise\(((?:\s*\"[^\"]*\")+),", source))
     return "".join(re.findall(r"\"(.*)\"", result))
@@ -318,7 +318,7 @@ def words() -> Iterator[int]:
 
 
 class TestBits:
-    """Every byte becomes the numbers that it stands for, exactly."""
+    """Every byte is converted exactly."""
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     @pytest.mark.parametrize("b_dtype", ["int8", "uint8"])
@@ -371,7 +371,7 @@ class TestBits:
             if not packed:
                 assert values == list(struct.unpack("4b" if b_dtype == "int8" else "4B", inputs))
                 continue
-            # The lower halves of all bytes come first, whichever has the smaller k.
+            # The lower halves of all bytes come first, for either order along K.
             numbers = [item & 15 for item in inputs] + [item >> 4 for item in inputs]
             if b_dtype == "int4":
                 numbers = [(number ^ 8) - 8 for number in numbers]
@@ -431,7 +431,7 @@ class TestDirect:
     def test_no_element_changes_its_thread(self, item: Case, capability: tuple[int, int]) -> None:
         result = kernel_compiler.compiled(item, capability)
         assert result.spills == 0
-        # What is added up at the end is all that is shared.
+        # Only the final reduction uses shared memory.
         assert result.shared == item.config.shared_memory(item.problem)
         loop = loop_of(result)
         assert "shared" not in loop
@@ -448,7 +448,7 @@ class TestDirect:
         loads = re.findall(r"ld\.global\S*\.v4\.b32", loop)
         assert len(loads) == chunks * (gates * columns + (4 if groups else 2))
 
-    def test_few_rows_of_integers_are_expected_to_be_fastest_so(self) -> None:
+    def test_few_rows_of_integers_rank_direct_first(self) -> None:
         for b_dtype, scales, group in (("int8", "column", 0), ("uint4", "group", 128)):
             problem = GemmProblem.contiguous(
                 "mixed",
@@ -507,16 +507,16 @@ class TestStationary:
         assert result.spills == 0
         # For 8 rows an SM has two CTAs of 8 warps, or four of 4.
         assert result.registers <= 128 or item.config.block_m > 8
-        # The sums of the warps are all that is shared.
+        # Only the partial sums of the warps use shared memory.
         assert result.shared == item.config.shared_memory(item.problem)
         loop = loop_of(result)
         assert "cvt.rn.bf16" not in loop
-        # Of b, two columns of a lane; nothing of a.
+        # Two columns of b per lane, and nothing of a.
         chunks = item.config.chunks(item.problem)
         assert len(re.findall(r"ld\.global\S*\.v4\.b32", loop)) == 2 * chunks
 
     @pytest.mark.parametrize("m", [1, 16])
-    def test_a_long_k_of_few_rows_is_tried_so(self, m: int) -> None:
+    def test_a_long_k_of_few_rows_has_stationary_candidates(self, m: int) -> None:
         for b_dtype, scales, group in (("int8", "column", 0), ("uint4", "group", 128)):
             problem = GemmProblem.contiguous(
                 "mixed",
@@ -533,7 +533,7 @@ class TestStationary:
             # About as many CTAs as the SMs hold at once.
             assert all(item.units(problem) >= 240 for item in values)
 
-    def test_of_many_columns_there_are_more_ctas_than_the_sms_hold(self) -> None:
+    def test_many_columns_have_more_ctas_than_the_sms_hold(self) -> None:
         problem = GemmProblem.contiguous(
             "mixed", 16, 128_256, 4096, b_dtype="int8", prologue=Prologue(dequant=Dequant("column"))
         )
@@ -552,7 +552,7 @@ class TestCompiled:
         ],
         ids=["bytes", "pairs"],
     )
-    def test_what_is_loaded_goes_straight_to_the_tensor_cores(
+    def test_loads_go_straight_to_the_tensor_cores(
         self, b_dtype: str, prologue: Prologue, options: Any, capability: tuple[int, int]
     ) -> None:
         each = case(b_dtype, prologue, STREAM, (16, 4096, 4096), "bfloat16", **options)
@@ -566,9 +566,7 @@ class TestCompiled:
         ],
         ids=["bytes", "pairs"],
     )
-    def test_of_two_weights_that_gate_each_other(
-        self, b_dtype: str, prologue: Prologue, options: Any
-    ) -> None:
+    def test_gates_of_two_weights(self, b_dtype: str, prologue: Prologue, options: Any) -> None:
         each = case(b_dtype, prologue, STREAM, (16, 4096, 4096), "bfloat16", gated=True, **options)
         self.check(each, (9, 0))
 

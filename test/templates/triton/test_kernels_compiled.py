@@ -1,4 +1,4 @@
-"""What Triton and ptxas make of the kernels for GPUs, and what Inductor generates of a template."""
+"""Kernels compiled by Triton and ptxas, and the code that Inductor generates from templates."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ EPSILON = {"EPSILON": 1e-5}
 
 
 def compiled(case: Case, on: Device = H200) -> Compiled:
-    """A legal case, compiled; it fits as the model says, without spilling."""
+    """A legal case, compiled: its shared memory is as predicted, and it does not spill."""
     assert legal(case.problem, case.config, on)
     result = kernel_compiler.compiled(case, on.capability)
     assert result.spills == 0
-    # A kilobyte is nothing, and what a sum over warps takes is less.
+    # The reduction over warps takes less than a kilobyte.
     assert result.shared <= max(1024, case.config.shared_memory(case.problem))
     return result
 
@@ -72,7 +72,7 @@ LARGE = mm((1 << 15) + 8, 1 << 16, 64)
 
 
 FROM_REGISTERS = r"wgmma\.mma_async\S+\s*\{[^}]*\},\s*\{"
-"""Accumulators are followed by registers with an operand, and not by shared memory's address."""
+"""Accumulators are followed by registers with an operand, not by a shared memory address."""
 
 
 def count(pattern: str, result: Compiled) -> int:
@@ -122,7 +122,7 @@ def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
     assert count(r"cp\.async\.bulk\.tensor", result) >= 2 * (case.config.num_stages - 1)
     assert count(r"wgmma\.mma_async", result) >= case.config.block_k // 32
     assert count(FROM_REGISTERS, result) == 0
-    # What a launcher has to allocate for each CTA, see test/lowerings/test_cpp_wrapper.py.
+    # The scratch memory of each CTA, see test/lowerings/test_cpp_wrapper.py.
     joined = case.config.joins(case.problem)
     factors = 1 if joined else max(1, len(case.problem.parts))
     assert result.scratch == 128 * (1 + factors)
@@ -174,7 +174,7 @@ def test_tma_stores_all_of_the_output(case: Case) -> None:
     result = compiled(replace(case, config=replace(case.config, tma_store=True)))
     assert count(r"cp\.async\.bulk\.tensor\S*\.global\.shared", result) == 1
     assert count(r"st\.global\.", result) == 0
-    # All descriptors are made before the loop over tiles.
+    # All descriptors are created before the loop over tiles.
     last = result.ptx.rindex("tensormap.cp_fenceproxy")
     assert last < result.ptx.index("wgmma.mma_async")
 
@@ -186,7 +186,7 @@ def test_stream_k_reads_partials_after_their_release() -> None:
     fragment = result.ptx[: result.ptx.index("atom.global.gpu.acq_rel.add.u32")]
     last_stored = fragment.rindex("st.global")
     assert "bar.sync" in fragment[last_stored:]
-    # Whether the other one was first is asked, too.
+    # The kernel also checks whether the other CTA was first.
     assert count(r"(?:ld|atom)\.global\.gpu\.acquire", result) == 1
     after = result.ptx[len(fragment) :]
     assert after.index("bar.sync") < after.index("ld.global.cg")
@@ -197,7 +197,7 @@ def test_a_dependent_launch_waits_and_lets_the_next_one_begin() -> None:
     result = compiled(Case(mm(16, 4096, 4096), SKINNY))
     assert count(r"griddepcontrol\.wait", result) == 1
     assert count(r"griddepcontrol\.launch_dependents", result) == 1
-    # Inductor's dependent launches rely on it that what came before the kernel before has ended.
+    # Inductor's dependent launches assume that earlier kernels than the previous one have ended.
     assert count(r"griddepcontrol\.wait[\s\S]*griddepcontrol\.launch_dependents", result) == 1
 
 
@@ -210,12 +210,12 @@ ADDED_UP = (
 
 @pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
 @pytest.mark.parametrize("case", ADDED_UP, ids=("tma", "tile", "gemv"))
-def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Device) -> None:
+def test_the_last_split_reads_released_partial_sums(case: Case, on: Device) -> None:
     if on is A100 and case.config.tma:
         pytest.skip("TMA needs compute capability 9.0")
     result = compiled(case, on)
     letters = {
-        r"st\.global\.b32": "0",  # For the next launch; or narrow sums, or a narrow output.
+        r"st\.global\.b32": "0",  # Reset, narrow partial sums or narrow output.
         r"st\.global": "s",
         r"ld\.global\.cg": "l",
         r"bar\.sync": "b",
@@ -225,13 +225,13 @@ def test_the_last_split_reads_what_the_others_have_released(case: Case, on: Devi
         next(letter for pattern, letter in letters.items() if re.fullmatch(pattern, match))
         for match in re.findall("|".join(letters), result.ptx)
     )
-    # Nothing of the output is written before, and nothing of the sums is read.
+    # Before it, the output is not written and no partial sums are read.
     assert re.fullmatch("[sb0]*[s0]bab+0l[lb]*[s0]+", seen)
 
 
 @pytest.mark.parametrize("on", [H200, A100], ids=("sm_90", "sm_80"))
 @pytest.mark.parametrize("rows", [1, 4])
-def test_vectors_are_loaded_widely_and_nothing_waits_in_the_loop(on: Device, rows: int) -> None:
+def test_vectors_have_wide_loads_and_no_waits_in_the_loop(on: Device, rows: int) -> None:
     result = compiled(Case(mm(rows, 4096, 14336), replace(GEMV, block_m=rows)), on)
     (loop,) = re.findall(r"\$L__BB0_1:.*?bra", result.ptx, re.S)
     loads = re.findall(r"ld\.global\S*", loop)
@@ -259,11 +259,11 @@ def kernel(case: Case) -> str:
     ],
     ids=("few rows", "exchanged", "vector", "many rows", "sm_80"),
 )
-def test_rows_are_standardised_in_registers(config: GemmConfig, on: Device) -> None:
+def test_layer_norm_is_in_registers(config: GemmConfig, on: Device) -> None:
     prologue = Prologue(RowNorm("layer", 2))
     case = Case(mm(min(config.block_m, 2048), 4096, 4096, prologue=prologue), config, EPSILON)
     result = compiled(case, on)
-    # The first pass asks for the next tiles of rows while it counts, unless there is one only.
+    # The first pass prefetches the next tiles of rows, unless there is only one.
     options = count(r"cp\.async\.c[ag]\.shared\.global", result)
     assert options >= 8 if config.template != "gemv" else options == 0
     assert count(r"rsqrt\.approx", result) > 0
@@ -302,7 +302,7 @@ def test_the_module_has_the_text_that_was_compiled_ahead(case: Case) -> None:
 
 
 class TestGolden:
-    """`EXPECTTEST_ACCEPT=1` writes what is generated into test/goldens/triton/."""
+    """`EXPECTTEST_ACCEPT=1` writes the generated code into test/goldens/triton/."""
 
     def test_persistent(self) -> None:
         small = mm(200, 64, 96, dtype="float16")

@@ -1,4 +1,4 @@
-"""What the kernels of the templates compute, in Triton's interpreter, against float64.
+"""Kernels of the templates in Triton's interpreter, against float64.
 
 All cases run in one process. Sizes are drawn, the same in every run, from what an operand's layout
 and a template allow: few are multiples of a tile.
@@ -56,7 +56,7 @@ def gated(m: int, n: int, k: int, **rest: Any) -> GemmProblem:
 
 
 def drawn() -> dict[str, Case]:
-    """Every kernel with every layout, of sizes of its own."""
+    """Every kernel with every layout and its own sizes."""
     values: dict[str, Case] = {}
     for name, config, operation in (
         ("tile", TILE, "mm"),
@@ -92,7 +92,7 @@ def drawn() -> dict[str, Case]:
 def strided(m: int, config: GemmConfig) -> Case:
     """Odd numbers of elements from row to row and from column to column, and an odd offset.
 
-    Elements of a row are neighbours: of anything else Inductor makes a copy.
+    Rows are contiguous: Inductor copies anything else.
     """
     a = Operand.of("float16", (m, 45), (101, 1), offset=3)
     b = Operand.of("float16", (45, 37), (1, 51), offset=3)
@@ -294,7 +294,7 @@ def results() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_result_is_that_in_float64(name: str) -> None:
+def test_results_equal_float64(name: str) -> None:
     case = CASES[name]
     assert legal(kernel_cases.as_bfloat16(case.problem), case.config, H200)
     expected = kernel_cases.reference(case, kernel_cases.inputs(case))
@@ -302,5 +302,5 @@ def test_the_result_is_that_in_float64(name: str) -> None:
     assert result.shape == expected.shape
     rounding = {torch.float16: 2e-3, torch.float32: 2e-6, torch.int32: 0}[result.dtype]
     if case.problem.prologue is not None and case.config.template != "gemv":
-        rounding = 4e-3  # Operands are rounded once more on the way.
+        rounding = 4e-3  # Operands are rounded once more in between.
     assert (result.double() - expected).abs().max() <= rounding * expected.abs().max()

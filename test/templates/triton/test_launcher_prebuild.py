@@ -132,13 +132,13 @@ def test_kernels_that_need_one(config: GemmConfig, needed: bool) -> None:
     if needed:
         (kernel,) = prepare.call_args.args
         pointers = [value for value in kernel["signature"].values() if value.startswith("*")]
-        # Sums and counters are arguments as well.
+        # Partial sums and counters are arguments as well.
         assert len(pointers) == (5 if config.fused_split_k else 3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", [SPLIT, BY_TMA], ids=("dependent", "tma"))
-def test_they_are_the_ones_that_triton_looks_for(config: GemmConfig) -> None:
+def test_prebuilt_launchers_are_those_of_triton(config: GemmConfig) -> None:
     from torch._inductor.utils import fresh_cache
     from triton.backends.nvidia import driver
     from triton.runtime import build

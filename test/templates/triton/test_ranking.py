@@ -33,7 +33,7 @@ from test.support.problem_examples import A100, H200
 class TestRank:
     @given(problems(), devices(), st.integers(1, 8))
     @examples(60)
-    def test_a_short_sorted_list_of_legal_ones_each_once(
+    def test_ranking_is_sorted_legal_and_unique(
         self, problem: GemmProblem, on: Device, limit: int
     ) -> None:
         results = rank(problem, on, limit)
@@ -66,11 +66,11 @@ class TestRank:
         assert best.occupancy(problem, H200) == 3
 
     @pytest.mark.parametrize("sizes", [sizes for sizes, _, _ in MEASURED])
-    def test_the_list_is_not_filled_by_one_idea(self, sizes: tuple[int, int, int]) -> None:
+    def test_ranked_configurations_are_diverse(self, sizes: tuple[int, int, int]) -> None:
         ranked = rank(linear(*sizes), H200)
         results = [config for config, _ in ranked]
         assert len(results) == 6
-        # Or one more, where nothing else of a second template is worth it.
+        # One more if a second template has no other good configuration.
         assert max(Counter((c.block_m, c.block_n) for c in results).values()) <= 5
         worth = {
             config.template
@@ -88,7 +88,7 @@ class TestRank:
         )
         assert max(details.values()) == 1
 
-    def test_warp_specialised_kernels_are_not_measured_unasked(self) -> None:
+    def test_warp_specialized_kernels_are_not_ranked(self) -> None:
         problem = linear(2048, 4096, 4096)
         assert "persistent_tma_ws" in {c.template for c in candidates(problem, H200)}
         results = rank(problem, H200, limit=1000)
@@ -99,14 +99,14 @@ class TestRank:
         [
             ((2048, 8192, 1024), False),
             ((2048, 10240, 1280), False),
-            # Few turns, and more than ptxas unrolls.
+            # Few iterations, and more than ptxas unrolls.
             ((2048, 8192, 512), True),
             ((2048, 8192, 4096), True),
             # Rows that TMA cannot load.
             ((2048, 8192, 1028), True),
         ],
     )
-    def test_what_ptxas_unrolls_for_seconds_is_left_to_tma(
+    def test_slow_compiles_are_replaced_by_tma(
         self, sizes: tuple[int, int, int], kept: bool
     ) -> None:
         results = [config for config, _ in rank(linear(*sizes), H200, limit=1000)]
@@ -114,13 +114,13 @@ class TestRank:
         assert large
         assert any(not config.tma for config in large) == kept
 
-    def test_what_ptxas_unrolls_for_seconds_is_left_to_more_warps(self) -> None:
-        """8 warps instead of 4 are predicted to take as long, and compile in a fourth."""
+    def test_slow_compiles_are_replaced_by_more_warps(self) -> None:
+        """8 warps instead of 4 are predicted to be as fast, and compile in a fourth."""
         results = [config for config, _ in rank(linear(2048, 1024, 1024), H200, limit=1000)]
         threads = [c for c in results if (c.block_m, c.block_n) == (128, 128) and not c.tma]
         assert {config.num_warps for config in threads if config.split_k == 1} == {8}
 
-    def test_so_many_of_one_template(self) -> None:
+    def test_the_number_per_template_is_limited(self) -> None:
         for problem in (linear(1, 4096, 4096), linear(8192, 8192, 8192)):
             results = rank(problem, H200, limit=6, per_template=1)
             assert max(Counter(config.template for config, _ in results).values()) == 1
@@ -181,10 +181,10 @@ class Measured:
             fields.update(dict.fromkeys(values[len(self.FIELDS) :], True))
             config = GemmConfig.from_json(self.DEFAULTS | fields)
             if config.gathers(self.problem):
-                # The same code, whatever its stages.
+                # The same code for any number of stages.
                 config = replace(config, num_stages=2)
                 if not legal(self.problem, config, H200):
-                    # One that spills was the fastest here, and among the slowest elsewhere.
+                    # A spilling kernel was the fastest here, and among the slowest elsewhere.
                     continue
             self.microseconds.setdefault(config, microseconds)
 
@@ -201,7 +201,7 @@ RECORDS = pathlib.Path(__file__).parents[2] / "data" / "gemm_h200.json"
 TIMED = [
     timed
     for record in json.loads(RECORDS.read_text())
-    # None was timed that copies first, which takes a fifth of the time for 4096 rows of odd length.
+    # Copying kernels, which take a fifth of the time for 4096 odd rows, were not timed.
     if rank((timed := Measured(record)).problem, H200)[0][0].align_operands is None
 ]
 
@@ -210,11 +210,11 @@ FARTHER = {
     # keeps in registers, of which the model knows nothing.
     "mm 1x28672x4096 gated normalized parts=2": 0.96,
 }
-"""Where the best of the six is farther from the best of all than 3 %, and how near it is."""
+"""Cases in which the best of six is not within 3 % of the best of all, with their ratio."""
 
 
 class TestKernels:
-    """What is measured after ranking, against the best of all that was measured."""
+    """The ranked kernels against the best measured kernel."""
 
     @pytest.mark.parametrize("timed", TIMED, ids=lambda timed: timed.name)
     def test_the_best_of_six_is_near_the_best_of_all(self, timed: Measured) -> None:
@@ -222,20 +222,20 @@ class TestKernels:
         best = min(timed.microseconds.values())
         assert best / result >= FARTHER.get(timed.name, 0.97)
 
-    def test_they_are_near_each_other_on_average(self) -> None:
+    def test_the_best_of_six_is_near_the_best_on_average(self) -> None:
         shares = []
         for timed in TIMED:
             result = timed.best_of(config for config, _ in rank(timed.problem, H200))
             shares.append(min(timed.microseconds.values()) / result)
         assert sum(shares) / len(shares) >= 0.99
 
-    def test_what_was_fast_is_in_the_space(self) -> None:
+    def test_fast_kernels_are_in_the_search_space(self) -> None:
         for timed in TIMED:
             space = set(candidates(timed.problem, H200))
             assert set(timed.microseconds) <= space, timed.name
 
     def test_fast_kernels_are_predicted_well(self) -> None:
-        """Of the fastest twelve of each problem; gross errors in a term show here."""
+        """The error for the fastest twelve of each problem shows gross errors of a term."""
         known = [
             Measurement(timed.problem, config, H200, microseconds)
             for timed in TIMED
@@ -245,7 +245,7 @@ class TestKernels:
 
 
 class TestMeasured:
-    """Against times of cuBLAS, which no template has to reach and none can be far ahead of."""
+    """Predictions against times of cuBLAS, which no template must reach or can be far below."""
 
     @pytest.mark.parametrize(("sizes", "cublas", "floor"), MEASURED)
     def test_the_best_prediction_is_near_cublas(
@@ -253,8 +253,8 @@ class TestMeasured:
     ) -> None:
         best = rank(linear(*sizes), H200)[0][1].total
         assert floor <= best <= 1.6 * cublas
-        # The model is closer than that, and should stay so. One row by 4096 x 4096 takes our
-        # kernels 12.7 microseconds, two thirds of cuBLAS's time.
+        # The model is closer than that. One row by 4096 x 4096 takes extension kernels 12.7
+        # microseconds, two thirds of cuBLAS's time.
         assert 0.67 * cublas <= best <= 1.15 * cublas
 
     @pytest.mark.parametrize("m", [1, 2, 4, 8, 16])
@@ -287,13 +287,13 @@ class TestMeasured:
 
     def test_a_wave_tail_takes_tiles_that_leave_less_of_one(self) -> None:
         def idle(config: GemmConfig, problem: GemmProblem) -> float:
-            """Part of the SMs' time in which there is no tile."""
+            """Fraction of the SMs' time without a tile."""
             waves = config.units(problem) / H200.sms
             return 1 - waves / math.ceil(waves)
 
         problem = linear(2176, 4096, 4096)
         before, _ = rank(linear(2048, 4096, 4096), H200)[0]
-        # 117 microseconds; 122 where CTAs share large tiles, and nothing is idle.
+        # 117 microseconds; 122 with stream-K on large tiles, where no SM is idle.
         best, _ = rank(problem, H200)[0]
         assert best.block_m * best.block_n < before.block_m * before.block_n
         assert idle(best, problem) < idle(before, problem) - 0.05
@@ -301,7 +301,7 @@ class TestMeasured:
     @pytest.mark.parametrize(
         ("problem", "stock", "floor"),
         [
-            # Stock max-autotune on an H200, and bytes or FLOP over what is sustained.
+            # Inductor's max-autotune on an H200, and the sustained roofline.
             (GemmProblem.contiguous("mixed", 1, 14336, 4096, b_dtype="int8"), 84, 13.8),
             (GemmProblem.contiguous("mixed", 16, 14336, 4096, b_dtype="int8"), 84, 13.9),
             (GemmProblem.contiguous("mixed", 2048, 14336, 4096, b_dtype="int8"), 412, 300),
@@ -342,7 +342,7 @@ PROLOGUES = {
 @pytest.mark.parametrize(
     ("kind", "m", "n", "k", "pays"),
     [
-        # Over stock's time, measured on an H100: 0.75, 0.80, 0.80 and 0.98 with biases, 1.16, 1.27,
+        # Relative to Inductor, on an H100: 0.75, 0.80, 0.80 and 0.98 with biases, 1.16, 1.27,
         # 1.68, 1.88, 2.12.
         ("rms", 1, 4096, 4096, True),
         ("rms", 16, 4096, 4096, True),
@@ -360,7 +360,7 @@ PROLOGUES = {
         ("uint4", 1024, 14336, 4096, False),
         ("int8", 2048, 14336, 4096, False),
         ("uint4", 2048, 14336, 4096, False),
-        # Over the product's and the norm's own kernels: 0.96 and 1.51.
+        # Relative to separate kernels of matmul and norm: 0.96 and 1.51.
         ("rms int8", 1, 6144, 4096, True),
         ("rms int8", 16, 6144, 4096, False),
     ],
@@ -380,6 +380,6 @@ def test_prologues_are_tried_where_rows_are_few(
 
 @given(problems(), devices())
 @examples(60)
-def test_what_has_no_prologue_is_always_tried(problem: GemmProblem, on: Device) -> None:
+def test_problems_without_prologue_are_always_tried(problem: GemmProblem, on: Device) -> None:
     result = prologue_pays(problem, on)
     assert result or problem.prologue is not None

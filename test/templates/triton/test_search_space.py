@@ -30,7 +30,7 @@ def templates(problem: GemmProblem, on: Device) -> Counter[str]:
 class TestCandidates:
     @given(problems(), devices())
     @examples(120)
-    def test_random_problems_have_a_few_hundred_legal_ones_each_once(
+    def test_random_problems_have_unique_legal_configurations(
         self, problem: GemmProblem, on: Device
     ) -> None:
         results = list(candidates(problem, on))
@@ -41,10 +41,10 @@ class TestCandidates:
 
     @given(problems(plain=True))
     @examples(80)
-    def test_contiguous_problems_have_some_on_an_h200(self, problem: GemmProblem) -> None:
-        # torch itself groups only what TMA can load.
+    def test_contiguous_problems_have_configurations_on_an_h200(self, problem: GemmProblem) -> None:
+        # torch itself requires operands of grouped matmuls that TMA can load.
         refused = problem.operation == "grouped" and problem.tma_obstacle is not None
-        # Pairs of 4 bits are multiplied by pairs along K.
+        # 4-bit pairs are multiplied by pairs along K.
         refused |= problem.b.dtype.endswith("int4") and problem.a.layout != "row"
         assert any(candidates(problem, H200)) != refused
 
@@ -93,7 +93,7 @@ class TestCandidates:
         assert ways[True, True] == ways[True, False]
         assert ways[False, True] == 0
 
-    def test_splits_need_not_be_given_up_for_determinism(self) -> None:
+    def test_deterministic_splits_are_kept(self) -> None:
         deterministic = replace(DECODE, deterministic=True)
         assert templates(deterministic, H200) == templates(DECODE, H200)
 
@@ -138,7 +138,7 @@ H200 = device("NVIDIA H200")
 
 
 class TestSpace:
-    """What was never among the fastest is not proposed."""
+    """Configurations that were never among the fastest are not in the space."""
 
     def test_loops_are_flattened_where_a_cta_has_more_than_one_tile(self) -> None:
         for problem in (linear(256, 4096, 4096), linear(2048, 4096, 4096)):
@@ -146,7 +146,7 @@ class TestSpace:
             assert flat
             assert all(config.tiles(problem) > H200.sms for config in flat)
         gated = linear(2048, 28672, 4096, parts=(14336,) * 2, epilogue=Epilogue((), 8, gated=True))
-        # Of two products the loop would not be pipelined as one.
+        # A loop over two matmuls would not be pipelined as one.
         flat = [config for config in candidates(gated, H200) if config.flatten]
         assert flat
         assert all(config.joins(gated) for config in flat)

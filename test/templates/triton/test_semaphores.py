@@ -1,4 +1,4 @@
-"""Counters of kernels, as generated code takes them."""
+"""Counters of kernels, as used by generated code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inductor_ext.templates.triton.semaphores import Counters
 
 
 class Streams:
-    """Which stream is the current one: a number, or None while it is captured."""
+    """The current stream: a number, or None while it is captured."""
 
     current: int | None = 0
 
@@ -32,7 +32,7 @@ def made(capacity: int = 8192) -> tuple[Counters, Streams]:
     return Counters(torch.device("cpu"), streams, capacity), streams
 
 
-def test_launches_of_a_stream_share_theirs_and_streams_do_not() -> None:
+def test_counters_are_shared_within_a_stream_only() -> None:
     counters, streams = made()
     first = counters.take(7)
     assert first.dtype == torch.int32
@@ -48,7 +48,7 @@ def test_launches_of_a_stream_share_theirs_and_streams_do_not() -> None:
     assert ranges([more]) == ranges([counters.take(7)])
 
 
-def test_every_captured_launch_has_its_own() -> None:
+def test_every_captured_launch_has_its_own_counters() -> None:
     counters, streams = made()
     taken = [counters.take(7)]
     streams.current = None
@@ -58,14 +58,14 @@ def test_every_captured_launch_has_its_own() -> None:
     assert apart(taken)
 
 
-def test_they_are_lines_of_a_cache() -> None:
+def test_counters_are_cache_lines() -> None:
     counters, streams = made()
     streams.current = None
     starts = {counters.take(count).data_ptr() % 128 for count in (1, 33, 7, 32, 2)}
     assert len(starts) == 1
 
 
-def test_when_all_are_taken_zeros_are_written() -> None:
+def test_reused_counters_are_zeroed() -> None:
     counters, streams = made(64)
     streams.current = None
     taken = [counters.take(20) for _ in range(2)]

@@ -39,7 +39,7 @@ F = torch.nn.functional
     ids=["kept", "alone", "read within", "none"],
 )
 def test_bools_are_not_stored_by_tma(follows: Callable[..., Any], stores: int) -> None:
-    """Triton has no descriptors of them; a ReLU keeps some for its backward."""
+    """Triton has no descriptors of bools, which a ReLU saves for its backward."""
     config = GemmConfig("persistent_tma", 128, 64, 64, 3, 4, tma=True, tma_store=True)
     lowered, _ = lower(
         lambda _: config, lambda x, w: follows(x @ w), matrix(256, 256), matrix(256, 64)
@@ -58,7 +58,7 @@ def stores_by_tma(
     rule: bool = False,
     function: Callable[..., Any] = torch.mm,
 ) -> tuple[int, str]:
-    """How many tiles are stored by TMA where that was chosen, and the code."""
+    """The number of stores by TMA with a given decision, and the code."""
     decision = Decision(chosen, "measured", (Timing(None, 9.0), Timing(chosen, 5.0)))
     with (
         scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})),
@@ -71,7 +71,7 @@ def stores_by_tma(
 
 
 class TestStoreByTma:
-    """`template_kernel` writes it in the place of a store that Inductor has generated."""
+    """`template_kernel` replaces a store that Inductor has generated."""
 
     WARNING = "unexpected code"
 
