@@ -6,7 +6,7 @@ each device the memory that is live beside the storages of the wrapper.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -47,52 +47,48 @@ def to_live_ranges(
     program = ExpressionEvaluator([storage.bytes for storage in memory.storages])
     columns = [program(sample) for sample in samples]
     for index, storage in enumerate(memory.storages):
-        device = storage.device
-        name = storage.node.get_name()
+        alignment = ALIGNMENT.get(storage.device.type, 1)
         request = group = None
         is_pooled = pool != "none" and not (pool == "intermediates" and storage.is_output)
         if is_pooled and storage.placeable:
-            symbols = [known[symbol] for symbol in unbacked_symbols(storage.bytes)]
+            first_uses = [known[symbol] for symbol in unbacked_symbols(storage.bytes)]
             request = Request(
                 name=str(index),
                 start=storage.start,
                 end=storage.end,
                 size=storage.bytes,
-                alignment=ALIGNMENT[device.type],
-                known_from=max(symbols) if symbols else None,
+                alignment=alignment,
+                known_from=max(first_uses, default=None),
             )
             apart = storage.is_output and pool == "outputs"
             # A workspace has no stream in the scheduler, but it has a context.
-            stream = _stream(V.graph.scheduler, name)
+            stream = _stream(V.graph.scheduler, storage.node.get_name())
             group = (storage.scope, stream, storage.context, apart)
-        reuse_key_in = reuse_key_out = None
-        if reuse and storage.kind not in ("extern", "input") and not _is_comm(storage.node):
-            reuse_key_in = (
-                storage.scope,
-                storage.context,
-                wrapper_ir.buffer_reuse_key(storage.node),
-            )
-        if reuse and storage.is_reusable:
-            key = wrapper_ir.buffer_reuse_key(storage.freed_by.node)
-            reuse_key_out = (storage.scope, storage.context, key)
+        can_reuse = storage.kind not in ("extern", "input") and not _is_comm(storage.node)
         ranges.append(
             placement_policy.LiveRange(
                 size=storage.hint,
                 start=storage.start,
                 end=storage.end,
-                device=str(device),
+                device=str(storage.device),
                 is_allocated_by_code=storage.is_allocated_by_code,
                 request=request,
                 group=group,
-                reuse_key_out=reuse_key_out,
-                reuse_key_in=reuse_key_in,
+                reuse_key_out=_reuse_key(storage, storage.freed_by.node)
+                if reuse and storage.is_reusable
+                else None,
+                reuse_key_in=_reuse_key(storage, storage.node) if reuse and can_reuse else None,
                 sample_sizes=tuple(
-                    round_up(max(column[index], 0), ALIGNMENT.get(device.type, 1))
-                    for column in columns
+                    round_up(max(column[index], 0), alignment) for column in columns
                 ),
             )
         )
     return ranges
+
+
+def _reuse_key(storage: Storage, node: Any) -> Hashable:
+    """Return the reuse key of a node that uses a storage: Inductor's, in the same context."""
+    return storage.scope, storage.context, wrapper_ir.buffer_reuse_key(node)
 
 
 def list_other_memory(memory: WrapperMemory, *, backward: bool) -> dict[str, list[list[int]]]:
