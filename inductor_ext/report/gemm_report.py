@@ -18,7 +18,7 @@ from typing import Any
 from inductor_ext import _compat, events
 from inductor_ext.lowerings import node_info
 from inductor_ext.lowerings.graph.explain_records import operator_names
-from inductor_ext.report.text import align_columns
+from inductor_ext.report.text import align_columns, qualified_name
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.records import ProductRecord
@@ -186,12 +186,7 @@ def explain(
 
     with listen() as compiled_gemms:
         _compat.compile_apart(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
-    return GemmReport(_qualified_name(target), compiled_gemms())
-
-
-def _qualified_name(target: Any) -> str:
-    name = getattr(target, "__qualname__", None)
-    return name if isinstance(name, str) else type(target).__qualname__
+    return GemmReport(qualified_name(target), compiled_gemms())
 
 
 # --- listening to a compile ---------------------------------------------------------------------

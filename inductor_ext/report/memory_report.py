@@ -30,7 +30,7 @@ from inductor_ext.memory.planner.peak_report import (
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.report import memory_html, memory_measure
 from inductor_ext.report.memory_measure import Measured
-from inductor_ext.report.text import format_count
+from inductor_ext.report.text import format_count, qualified_name
 from inductor_ext.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
@@ -190,23 +190,15 @@ def memory_report(
         raise exc.NotReportableError(actual=type(target).__name__, why="it cannot be called")
     compiles = compiled_callables.find_compiles(target)
     if not compiles:
-        raise exc.NothingCompiledError(name=_qualified_name(target))
+        raise exc.NothingCompiledError(name=qualified_name(target))
     records: dict[MemoryPlanRecord, None] = {}
     for compile_ in compiles:
         for graph in compile_.graphs:
             plans = graph.plans()
             if plans is None:
-                raise exc.PlanNotFoundError(name=_qualified_name(target), key=graph.key)
+                raise exc.PlanNotFoundError(name=qualified_name(target), key=graph.key)
             records.update(dict.fromkeys(plans))
-    return MemoryReport(_qualified_name(target), tuple(records))
-
-
-def _qualified_name(target: Any) -> str:
-    inner = getattr(target, "_orig_mod", None) or getattr(
-        target, "_torchdynamo_orig_callable", target
-    )
-    name = getattr(inner, "__qualname__", None)
-    return name if isinstance(name, str) else type(inner).__qualname__
+    return MemoryReport(qualified_name(target), tuple(records))
 
 
 def _plan_exported(

@@ -1,9 +1,19 @@
-"""Text of reports: counts of things, tables."""
+"""Text of reports: names of compiled callables, counts, tables."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from typing import Any
+
+
+def qualified_name(target: Any) -> str:
+    """Return the name of a function or of a module's class, also after torch.compile."""
+    inner = getattr(target, "_orig_mod", None) or getattr(
+        target, "_torchdynamo_orig_callable", target
+    )
+    name = getattr(inner, "__qualname__", None)
+    return name if isinstance(name, str) else type(inner).__qualname__
 
 
 def format_count(number: int, noun: str) -> str:

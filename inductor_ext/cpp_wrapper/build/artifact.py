@@ -55,7 +55,6 @@ class Artifact:
     device_type: str
     features: tuple[str, ...]
     """CPU features that the code needs."""
-    metadata: dict[str, str]
     cuda_architectures: tuple[str, ...] = ()
     """Architectures that its GPU kernels were compiled for: "sm_90a", "compute_90a"."""
 
@@ -325,7 +324,6 @@ class ArtifactBuilder:
                     fqns=names,
                     device_type=self.device_type,
                     features=self.tools.target.features,
-                    metadata=self.metadata,
                     cuda_architectures=gpu_code.cuda_architectures(
                         graph, self.device_type, self.metadata
                     ),
@@ -392,13 +390,9 @@ def build_split(
 
 
 def _write_source(folder: str, content: str, extension: str, code: str) -> str:
-    """Write a source file and return its path.
+    """Write a source file, whose path depends on `content`, and return the path.
 
-    Args:
-        folder: the folder that the user requested; empty for Inductor's cache folder.
-        content: everything on which the written files depend.
-        extension: ending of the file name.
-        code: text of the file.
+    `folder` is the one that the user requested, or empty for Inductor's cache folder.
     """
     from torch._inductor import codecache, config
 
@@ -434,11 +428,7 @@ def _has_code(kernel_code: str) -> bool:
 
 
 def _log_sources(sources: Mapping[str, tuple[str, str]]) -> None:
-    """Log the sources to Inductor's debugging tools, as Inductor does for its own AOT compiles.
-
-    Args:
-        sources: path and text by kind: "wrapper", "kernel".
-    """
+    """Log the sources to Inductor's debugging tools, as Inductor does for its own AOT compiles."""
     from torch._inductor import codecache
     from torch._inductor.virtualized import V
     from torch._logging import trace_structured

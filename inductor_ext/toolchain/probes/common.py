@@ -123,5 +123,9 @@ def loaded_attribute(module: str, attribute: str) -> Any:
         return None
 
 
+def read_environment(*names: str) -> tuple[str | None, ...]:
+    return tuple(map(os.environ.get, names))
+
+
 def import_path() -> tuple[tuple[str, ...]]:
     return (tuple(sys.path),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from inductor_ext.toolchain.probes.common import (
     find_program,
     first_line,
     loaded_attribute,
+    read_environment,
 )
 
 if TYPE_CHECKING:
@@ -95,10 +97,6 @@ def cuda_devices() -> tuple[CudaDevice, ...]:
 
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
-
-
-def _cuda_inputs() -> tuple[str | None]:
-    return (os.environ.get("CUDA_VISIBLE_DEVICES"),)
 
 
 def _examine_cuda(torch_component: Component, visible: str | None) -> Finding:
@@ -191,10 +189,7 @@ def _list_devices(driver: _Driver) -> str:
 def _nvcc_inputs() -> tuple[str | None, ...]:
     return (
         loaded_attribute("torch._inductor.config", "cuda.cuda_cxx"),
-        os.environ.get("CUDACXX"),
-        os.environ.get("CUDA_HOME"),
-        os.environ.get("CUDA_PATH"),
-        os.environ.get("PATH"),
+        *read_environment("CUDACXX", "CUDA_HOME", "CUDA_PATH", "PATH"),
     )
 
 
@@ -235,9 +230,7 @@ def _examine_nvcc(
 def _cuda_headers_inputs() -> tuple[str | None, ...]:
     return (
         loaded_attribute("torch.utils.cpp_extension", "CUDA_HOME"),
-        os.environ.get("CUDA_HOME"),
-        os.environ.get("CUDA_PATH"),
-        os.environ.get("PATH"),
+        *read_environment("CUDA_HOME", "CUDA_PATH", "PATH"),
     )
 
 
@@ -274,6 +267,11 @@ def _examine_cuda_headers(
     return Finding(path=os.path.join(root, "include"), detail=origin)
 
 
-CUDA = Probe("CUDA device", _cuda_inputs, _examine_cuda, requires=("torch",))
+CUDA = Probe(
+    "CUDA device",
+    functools.partial(read_environment, "CUDA_VISIBLE_DEVICES"),
+    _examine_cuda,
+    requires=("torch",),
+)
 NVCC = Probe("nvcc", _nvcc_inputs, _examine_nvcc)
 CUDA_HEADERS = Probe("CUDA's C headers", _cuda_headers_inputs, _examine_cuda_headers)

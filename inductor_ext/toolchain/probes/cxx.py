@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -14,6 +15,7 @@ from inductor_ext.toolchain.probes.common import (
     find_program,
     first_line,
     loaded_attribute,
+    read_environment,
     run_program,
 )
 
@@ -41,9 +43,7 @@ def _cxx_inputs() -> tuple[Any, ...]:
     return (
         candidates,
         None if candidates == (None, default) else setter,
-        os.environ.get("PATH"),
-        os.environ.get("TORCH_INDUCTOR_INSTALL_GXX"),
-        os.environ.get("CONDA_EXE"),
+        *read_environment("PATH", "TORCH_INDUCTOR_INSTALL_GXX", "CONDA_EXE"),
     )
 
 
@@ -84,10 +84,6 @@ extern "C" int threads() { return omp_get_max_threads(); }
 """
 
 
-def _openmp_inputs() -> tuple[str | None, ...]:
-    return (os.environ.get("CPATH"), os.environ.get("LIBRARY_PATH"))
-
-
 def _examine_openmp(cxx: Component, _cpath: str | None, _library_path: str | None) -> Finding:
     if not cxx.available:
         return Finding(why=f"there is no C++ compiler ({cxx.why})", install=cxx.install)
@@ -111,10 +107,6 @@ def _examine_openmp(cxx: Component, _cpath: str | None, _library_path: str | Non
     )
 
 
-def _cc_inputs() -> tuple[str | None, ...]:
-    return (os.environ.get("CC"), os.environ.get("PATH"))
-
-
 def _examine_cc(configured: str | None, _path: str | None) -> Finding:
     reasons = []
     for candidate in (configured,) if configured else ("gcc", "clang"):
@@ -130,5 +122,10 @@ def _examine_cc(configured: str | None, _path: str | None) -> Finding:
 
 
 CXX = Probe("C++ compiler", _cxx_inputs, _examine_cxx)
-OPENMP = Probe("OpenMP for the C++ compiler", _openmp_inputs, _examine_openmp, requires=("cxx",))
-CC = Probe("C compiler", _cc_inputs, _examine_cc)
+OPENMP = Probe(
+    "OpenMP for the C++ compiler",
+    functools.partial(read_environment, "CPATH", "LIBRARY_PATH"),
+    _examine_openmp,
+    requires=("cxx",),
+)
+CC = Probe("C compiler", functools.partial(read_environment, "CC", "PATH"), _examine_cc)
