@@ -49,7 +49,9 @@ void require(int32_t code, const Input& input, const char* what) {
 
 void check_memory(const Input& input, AtenTensorHandle tensor, const int64_t* sizes) {
   void* data = nullptr;
-  require(aoti_torch_get_data_ptr(tensor, &data), input, "data");
+  if (__builtin_expect(aoti_torch_get_data_ptr(tensor, &data) != 0, 0)) {
+    refuse_memory(input);
+  }
   if (__builtin_expect(data != nullptr, 1)) {
     return;
   }
@@ -172,8 +174,7 @@ void check_late(const Call& call, const Input& input, const int64_t* sizes, cons
 
 void check_number(Call& call, const Input& input, AtenTensorHandle tensor) {
   void* data = nullptr;
-  require(aoti_torch_get_data_ptr(tensor, &data), input, "data");
-  if (__builtin_expect(data == nullptr, 0)) {
+  if (__builtin_expect(aoti_torch_get_data_ptr(tensor, &data) != 0 || data == nullptr, 0)) {
     refuse_memory(input);
   }
   if (input.number == Number::integer) {
