@@ -4,8 +4,8 @@ A tuning result is valid only for the kernels that were measured. A digest of th
 identify them, but it would also change when a source is moved, reworded or adapted to another
 torch, and then all results in a user's tuning folder and in the shipped tables would be lost.
 Versions are therefore constants: a change of a template that may affect its speed, its results or
-its legal configurations must come with a new version. `test_gemm_store.py` records the sources and
-fails when one has changed, until its author has decided whether the version changes.
+its legal configurations must come with a new version. `test/autotune/test_results_db.py` records
+the sources, and fails when one has changed until its author has decided about the version.
 """
 
 from __future__ import annotations

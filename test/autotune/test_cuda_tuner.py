@@ -120,9 +120,9 @@ def test_slow_and_uncapturable_kernels_are_timed() -> None:
     small = torch.randn(256, 256, device="cuda", dtype=torch.half)
 
     def waits() -> torch.Tensor:
-        product = a @ b
-        product[0, 0].item()
-        return product
+        matmul = a @ b
+        matmul[0, 0].item()
+        return matmul
 
     calls = [lambda: a @ b, lambda: a @ b @ b, lambda: small @ small, waits]
     for call in calls:
@@ -151,7 +151,7 @@ def test_a_slow_host_gets_a_longer_lead() -> None:
         behind = [item.microseconds for item in timing.measure(stopwatch, len(calls), 100)]
     assert stopwatch.lead > first
     # Other tests keep the host as well: it can be late once more, for one of four. Where the lead
-    # is too short, a product takes as long as the host sleeps.
+    # is too short, a matmul takes as long as the host sleeps.
     assert statistics.median(behind) < 150
 
 

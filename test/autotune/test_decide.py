@@ -27,17 +27,17 @@ aten = torch.ops.aten
 def test_stored_results_need_their_backend(tmp_path: Path) -> None:
     decision = Decision(TILE, "measured", (Timing(None, 100.0), Timing(TILE, 50.0)))
 
-    def ours(**options: Any) -> bool:
+    def extension(**options: Any) -> bool:
         with scope.compile_scope(config.snapshot({"tuning_cache_dir": str(tmp_path)})):
             lowered = fake_cuda.lower(torch.mm, matrix(8, 64), matrix(64, 64), **options)
         return any("tl.dot" in kernel for kernel in lowered.kernels().values())
 
     with mock.patch.object(tuner, "tune", lambda result, *_, **__: dict.fromkeys(result, decision)):
-        assert ours(max_autotune=True)
+        assert extension(max_autotune=True)
     for tunes in (True, False):
         for backends, expected in (("ATEN, triton", True), ("aten", False), ("ATEN,CPP", False)):
             options = {"max_autotune": tunes, "max_autotune_gemm_backends": backends}
-            assert ours(**options) == expected
+            assert extension(**options) == expected
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,8 @@ class TestTuner:
 def constants(code: str) -> list[str]:
     """The constants of the only matmul kernel in a module."""
     kernels = fake_cuda.Lowered(code, ()).kernels().values()
-    products = [kernel for kernel in kernels if "tl.dot" in kernel]
-    return re.findall(r"\w+ : tl.constexpr = \S+", products[0]) if products else []
+    matmuls = [kernel for kernel in kernels if "tl.dot" in kernel]
+    return re.findall(r"\w+ : tl.constexpr = \S+", matmuls[0]) if matmuls else []
 
 
 WRITTEN: dict[str, tuple[Any, ...]] = {
@@ -264,8 +264,9 @@ def compiled_text(code: str) -> str:
 def compiled_and_tuned(
     function: Any, *inputs: Any, **options: Any
 ) -> tuple[fake_cuda.Lowered, list[str], list[Any]]:
-    """What becomes of a function whose second candidate wins, the code of stock's path and of all
-    candidates, and what was said of it.
+    """Compile a function whose second candidate wins.
+
+    Returns its code, the code of the fallback and of all candidates, and the output.
     """
     pytest.importorskip("triton")
     codes: list[str] = []

@@ -31,9 +31,9 @@ def sinh_lowerings() -> Iterator[list[tuple[int, Any]]]:
     """A lowering of aten.sinh that records its thread and settings and calls Inductor's."""
     calls: list[tuple[int, Any]] = []
 
-    def sinh(stock: Callable[..., Any], x: Any) -> Any:
+    def sinh(inductor: Callable[..., Any], x: Any) -> Any:
         calls.append((threading.get_ident(), context.settings()))
-        return stock(x)
+        return inductor(x)
 
     lowerings.register_lowering(ATEN_SINH)(sinh)
     yield calls
@@ -159,13 +159,13 @@ def test_threads_do_not_share_activations(entry: str) -> None:
         details = FxGraphHashDetails(graph, [x], {}, [])
         stock_keys.append(tuple(sorted(vars(details))))
 
-    def sinh(stock: Callable[..., Any], x: Any) -> Any:
+    def sinh(inductor: Callable[..., Any], x: Any) -> Any:
         calls.append(threading.get_ident())
         thread = threading.Thread(target=compile_by_stock)
         thread.start()
         thread.join()
         assert context.settings() == config.snapshot()
-        return stock(x)
+        return inductor(x)
 
     without_ours = tuple(sorted(vars(FxGraphHashDetails(graph, [torch.randn(7)], {}, []))))
     lowerings.register_lowering(ATEN_SINH)(sinh)
@@ -266,10 +266,10 @@ class CustomChoices(InductorChoices):
 def test_a_users_choices_handler_is_extended() -> None:
     handler = CustomChoices()
     with virtualized.V.set_choices_handler(handler), scope.compile_scope(config.snapshot()):
-        ours = virtualized.V.choices
-        assert isinstance(ours, CustomChoices)
-        assert ours.uuid() == "custom"
-        ours.calls.append("x")
+        extension = virtualized.V.choices
+        assert isinstance(extension, CustomChoices)
+        assert extension.uuid() == "custom"
+        extension.calls.append("x")
     assert handler.calls == ["x"]
 
 
@@ -307,9 +307,9 @@ def test_a_fresh_thread_uses_the_handler_that_inductor_would(
     contributor = _Contributor()
     handlers: list[Any] = []
 
-    def sinh(stock: Callable[..., Any], x: Any) -> Any:
+    def sinh(inductor: Callable[..., Any], x: Any) -> Any:
         handlers.append(virtualized.V.choices)
-        return stock(x)
+        return inductor(x)
 
     def create(users_class: Any) -> Any:
         return users_class() if users_class is not None else _Composed([contributor])
@@ -377,15 +377,15 @@ def test_other_operators_keep_their_lowerings() -> None:
 def test_lowering_dispatcher_keeps_inductors_attributes(sinh_lowerings: list[Any]) -> None:
     run("inductor_ext")
     dispatcher = inductor_lowering.lowerings[ATEN_SINH]
-    stock = dispatcher.__wrapped__
-    expected = {**vars(stock), "__wrapped__": stock}
+    inductor = dispatcher.__wrapped__
+    expected = {**vars(inductor), "__wrapped__": inductor}
     assert vars(dispatcher) == expected
-    assert dispatcher.__name__ == stock.__name__
+    assert dispatcher.__name__ == inductor.__name__
 
 
 def test_an_operator_has_one_lowering(sinh_lowerings: list[Any]) -> None:
     with pytest.raises(ValueError, match="sinh"):
-        lowerings.register_lowering(ATEN_SINH)(lambda stock, x: stock(x))
+        lowerings.register_lowering(ATEN_SINH)(lambda inductor, x: inductor(x))
 
 
 def test_registry_key_distinguishes_lowerings() -> None:

@@ -1,7 +1,7 @@
-"""The switch across processes: cache keys, reuse, and a stock Inductor that never notices us.
+"""Activations across processes: cache keys, cache hits, and Inductor (default) without any change.
 
-Each scenario of switch_probe runs once in a process and a cache folder of its own; the tests look
-at what the processes saw.
+Each scenario of switch_probe runs once in its own process and cache folder; the tests check what
+the processes report.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def test_inductor_afterwards_is_as_if_never_imported(
 
 
 def test_the_disabled_extension_changes_nothing(scenarios: Scenarios) -> None:
-    stock = scenarios("stock_alone")["stock"]
+    inductor = scenarios("stock_alone")["stock"]
     disabled = scenarios("stock_after_ours")["disabled"]
-    assert disabled["autograd"] == stock["autograd"]
+    assert disabled["autograd"] == inductor["autograd"]
     # It hits Inductor's cache entries of that process: the same keys, the same code.
     assert disabled["counters"]["autograd_hit"] == 1
-    assert disabled["code"] == stock["code"]
+    assert disabled["code"] == inductor["code"]
 
 
 def test_keys_differ_by_backend_settings_and_sources(scenarios: Scenarios) -> None:

@@ -216,9 +216,9 @@ def target(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def test_a_dispatcher_is_installed_once(target: types.ModuleType) -> None:
     results = []
 
-    def make(stock: Callable[[int], int]) -> Callable[[int], int]:
-        results.append(stock)
-        return lambda x: stock(x) * 10
+    def make(inductor: Callable[[int], int]) -> Callable[[int], int]:
+        results.append(inductor)
+        return lambda x: inductor(x) * 10
 
     registry.replace(REPLACED, make)
     registry.install(
@@ -237,5 +237,5 @@ def test_mismatched_targets_are_refused(target: types.ModuleType, function: Any,
     if function is not None:
         target.f = function  # type: ignore[attr-defined]
     with pytest.raises(exc.HookError, match=why):
-        registry.replace(REPLACED, lambda stock: stock)
+        registry.replace(REPLACED, lambda inductor: inductor)
     assert getattr(target, "f", None) is function

@@ -109,10 +109,10 @@ def test_splits_of_k_are_added_up_by_a_kernel_without_atomics() -> None:
         matrix(64, 512),
         matrix(64),
     )
-    product, total = lowered.kernels().values()
-    assert "SPLIT_K : tl.constexpr = 2" in product
+    matmul, total = lowered.kernels().values()
+    assert "SPLIT_K : tl.constexpr = 2" in matmul
     assert "empty_strided_cuda((16, 64), (64, 1), torch.float32)" in lowered.code
-    assert "atomic" not in product + total
+    assert "atomic" not in matmul + total
 
 
 @pytest.mark.skipif(
@@ -129,9 +129,9 @@ def test_batch_invariance_leaves_matmuls_to_inductor(m: int) -> None:
         events.capture(ProductRecord) as records,
     ):
         lowered, problems = lower(lambda _: TILE, function, *inputs)
-        stock = fake_cuda.lower(function, *inputs)
+        inductor = fake_cuda.lower(function, *inputs)
     assert problems == []
-    assert lowered.kernels() == stock.kernels()
+    assert lowered.kernels() == inductor.kernels()
     assert "extern_kernels.mm(" in lowered.code
     (record,) = records
     assert record.chosen is None

@@ -130,10 +130,10 @@ def one_cta() -> Iterator[None]:
     """torch 2.11's scratch, whichever torch it is: that of one CTA."""
     from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
-    stock = CUDADeviceOpOverrides.cpp_scratch
+    inductor = CUDADeviceOpOverrides.cpp_scratch
 
     def cpp_scratch(self: Any, idx: int, workspace: Any, prefix: str | None = None) -> Any:
-        lines, name = stock(self, idx, workspace, prefix)
+        lines, name = inductor(self, idx, workspace, prefix)
         for index, line in enumerate(lines):
             if "_size[] = " in line:
                 lines[index] = f"int64_t {name}_size[] = {{{workspace.size}}};"

@@ -145,9 +145,9 @@ def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_p
                 out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[torch.bfloat16]
-    products = [record for record in records if isinstance(record, ProductRecord)]
+    matmuls = [record for record in records if isinstance(record, ProductRecord)]
     # Q, K and V; the output projection; gate and up projection; and the last matmul.
-    assert len(products) == 4
+    assert len(matmuls) == 4
     assert None not in chosen(records)
 
 
@@ -176,9 +176,9 @@ def test_three_dimensions_and_a_batch() -> None:
         return module(x), torch.relu(a @ b)
 
     with torch.no_grad(), decide.force_config(first()), events.capture() as records:
-        layer, product = torch.compile(function, backend="inductor_ext", dynamic=False)(x, a, b)
+        layer, matmul = torch.compile(function, backend="inductor_ext", dynamic=False)(x, a, b)
         assert relative_error(layer, exact(module)(x.double())) < ERROR[torch.bfloat16]
-    assert relative_error(product, torch.relu(a.double() @ b.double())) < ERROR[torch.bfloat16]
+    assert relative_error(matmul, torch.relu(a.double() @ b.double())) < ERROR[torch.bfloat16]
     assert None not in chosen(records)
 
 
@@ -379,8 +379,8 @@ class TestGroups:
                 expected = self.exact(a, b, ends) * 2
                 expected.backward(gradient.double())
                 assert relative_error(out, expected) < ERROR[torch.bfloat16]
-                for ours, theirs in zip(values, wide, strict=True):
-                    assert relative_error(ours.grad, theirs.grad) < 2 * ERROR[torch.bfloat16]
+                for extension, theirs in zip(values, wide, strict=True):
+                    assert relative_error(extension.grad, theirs.grad) < 2 * ERROR[torch.bfloat16]
         configs = [config for config in chosen(records) if config is not None]
         # The matmul, and one for each gradient; with dynamic rows one for each M bucket.
         assert len(configs) == 3 or (dynamic and len(configs) > 3)
@@ -436,8 +436,8 @@ class TestDescriptorsFromCpp:
     @staticmethod
     def check(results: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         exact = Products()(*(inp.double() for inp in inputs))
-        for ours, theirs in zip(results, exact, strict=True):
-            assert relative_error(ours, theirs) < ERROR[torch.bfloat16]
+        for extension, theirs in zip(results, exact, strict=True):
+            assert relative_error(extension, theirs) < ERROR[torch.bfloat16]
 
     def test_results_equal_float64(self, run: Callable[..., Any]) -> None:
         for _ in range(3):
@@ -499,8 +499,8 @@ class TestTuning:
         expected.square().mean().backward()
         assert relative_error(out, expected) < ERROR[torch.bfloat16]
         assert relative_error(x.grad, wide_x.grad) < 2 * ERROR[torch.bfloat16]
-        for ours, theirs in zip(module.parameters(), wide.parameters(), strict=True):
-            assert relative_error(ours.grad, theirs.grad) < 2 * ERROR[torch.bfloat16]
+        for extension, theirs in zip(module.parameters(), wide.parameters(), strict=True):
+            assert relative_error(extension.grad, theirs.grad) < 2 * ERROR[torch.bfloat16]
 
     def test_nothing_is_measured_twice(self, tuned: Callable[..., Any]) -> None:
         module = Layer().cuda().bfloat16()

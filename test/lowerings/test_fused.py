@@ -233,8 +233,10 @@ def test_as_strided_views_read_the_result_s_own_memory() -> None:
     assert sum("tl.dot" in source for source in module.kernels().values()) == 2
     arguments = inputs(shapes)
     values = kernel_interpreter.interpret_modules({"all": (module.code, arguments)})["all"]
-    for ours, exact in zip(values, function(*(item.double() for item in arguments)), strict=True):
-        assert (ours.double() - exact).abs().max() < 5e-3 * exact.abs().max()
+    for extension, exact in zip(
+        values, function(*(item.double() for item in arguments)), strict=True
+    ):
+        assert (extension.double() - exact).abs().max() < 5e-3 * exact.abs().max()
 
 
 @pytest.mark.parametrize("reach", [persistent_tma.REACH, 1025])
@@ -276,15 +278,15 @@ def test_scales_and_biases_of_fp8() -> None:
     # Rows and columns that are not multiples of the tile.
     m, k, parts = 17, 64, (48, 32)
 
-    def product(x: Tensor, w: Tensor, s: Tensor, t: Tensor, bias: Tensor | None) -> Tensor:
+    def matmul(x: Tensor, w: Tensor, s: Tensor, t: Tensor, bias: Tensor | None) -> Tensor:
         return torch._scaled_mm(x, w.t(), s, t, bias=bias, out_dtype=bf16, use_fast_accum=True)
 
     def function(x: Tensor, s: Tensor, *rest: Tensor) -> Tensor:
         groups = list(zip(*[iter(rest)] * 3, strict=True))
-        return torch.cat([product(x, w, s, t, b) for w, t, b in groups], -1)
+        return torch.cat([matmul(x, w, s, t, b) for w, t, b in groups], -1)
 
     def unbiased(x: Tensor, s: Tensor, w: Tensor, t: Tensor) -> Tensor:
-        return product(x, w, s, t, None)
+        return matmul(x, w, s, t, None)
 
     def random(*shape: int) -> Tensor:
         return torch.rand(shape, generator=generator) + 0.5
@@ -294,21 +296,21 @@ def test_scales_and_biases_of_fp8() -> None:
     for rows in (False, True):
         x = (random(m, k) - 1).to(fp8)
         s = random(m, 1) if rows else random()
-        factors = [
+        weights = [
             ((random(n, k) - 1).to(fp8), random(1, n) if rows else random(), random(n).to(bf16))
             for n in parts
         ]
         for count in (1, 2):
-            arguments = [x, s, *(item for factor in factors[:count] for item in factor)]
-            products = [
+            arguments = [x, s, *(item for factor in weights[:count] for item in factor)]
+            matmuls = [
                 (x.double() @ w.double().t()) * s.double() * t.double() + b.double()
-                for w, t, b in factors[:count]
+                for w, t, b in weights[:count]
             ]
             work[f"{rows} {count}"] = _scaled_module(function, arguments), arguments
-            expected[f"{rows} {count}"] = torch.cat(products, -1)
+            expected[f"{rows} {count}"] = torch.cat(matmuls, -1)
         arguments = arguments[:4]
         work[f"{rows} unbiased"] = _scaled_module(unbiased, arguments), arguments
-        expected[f"{rows} unbiased"] = products[0] - factors[0][2].double()
+        expected[f"{rows} unbiased"] = matmuls[0] - weights[0][2].double()
     values = kernel_interpreter.interpret_modules(work)
     for name, exact in expected.items():
         # The interpreter truncates to bfloat16.
@@ -369,6 +371,6 @@ def test_group_scales_are_strided() -> None:
     values = kernel_interpreter.interpret_modules(work)
     for name, t in scales.items():
         rows = (slice(0, 24), slice(24, 64))
-        products = [a[row].double() @ b[g].double() * t[g] for g, row in enumerate(rows)]
-        exact = torch.cat(products) * s[:, None]
+        matmuls = [a[row].double() @ b[g].double() * t[g] for g, row in enumerate(rows)]
+        exact = torch.cat(matmuls) * s[:, None]
         assert (values[name].double() - exact).abs().max() < 2**-7 * exact.abs().max(), name

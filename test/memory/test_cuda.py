@@ -21,11 +21,11 @@ pytestmark = pytest.mark.gpu
 
 @contextlib.contextmanager
 def planning(
-    inductor: dict[str, Any] | None = None, **ours: Any
+    inductor: dict[str, Any] | None = None, **extension: Any
 ) -> Iterator[list[MemoryPlanRecord]]:
     torch._dynamo.reset()
     with (
-        inductor_ext.config.patch(ours),
+        inductor_ext.config.patch(extension),
         inductor_config.patch({"fx_graph_cache": False, **(inductor or {})}),
         events.capture(MemoryPlanRecord) as records,
     ):

@@ -148,10 +148,10 @@ def before_planning(
     changes: list[Callable[[Any], None]] = []
     plan = memory_planning.plan_wrapper
 
-    def plan_wrapper(stock: Any, wrapper: Any, *args: Any) -> None:
+    def plan_wrapper(inductor: Any, wrapper: Any, *args: Any) -> None:
         for change in changes:
             change(wrapper)
-        plan(stock, wrapper, *args)
+        plan(inductor, wrapper, *args)
 
     monkeypatch.setattr(memory_planning, "plan_wrapper", plan_wrapper)
     return changes
@@ -189,11 +189,11 @@ class TestUnknown:
             compiling(memory_arenas="always", memory_budget="1KiB") as records,
             caplog.at_level("WARNING", "inductor_ext"),
         ):
-            ours = call_code("inductor_ext")
-            assert "# NewLine" in ours
+            extension = call_code("inductor_ext")
+            assert "# NewLine" in extension
             upstream = call_code("inductor")
             call_code("inductor_ext")
-        without_mark = re.sub(r"\n *# NewLine", "", ours)
+        without_mark = re.sub(r"\n *# NewLine", "", extension)
         assert without_mark == upstream
         (plan, _) = records
         assert (plan.strategy, plan.arenas, plan.storages) == ("stock", (), ())

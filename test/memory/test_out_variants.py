@@ -96,9 +96,9 @@ def _calls() -> dict[str, list[Call]]:
         call("linalg_solve_triangular.default", matrix.triu(), column, upper=True)
         call("linalg_solve_triangular.default", matrix.mT.triu(), column.mT, upper=True, left=False)
         call("triangular_solve.default", column, matrix.triu())
-        factors, pivots = torch.linalg.lu_factor(matrix)
-        call("linalg_lu_solve.default", factors, pivots, column)
-        call("lu_unpack.default", factors, pivots)
+        weights, pivots = torch.linalg.lu_factor(matrix)
+        call("linalg_lu_solve.default", weights, pivots, column)
+        call("lu_unpack.default", weights, pivots)
         call("linalg_householder_product.default", *torch.geqrf(matrix))
         call("ormqr.default", *torch.geqrf(matrix), column)
     for matrix, column in ((definite, right), (definite[0], right[0])):

@@ -48,9 +48,9 @@ def branches(
     def function(x: Any, weights: list[Any]) -> list[Any]:
         values = [x]
         for (left, added, _), weight in zip(BRANCHES, weights, strict=True):
-            product = (values[left], weight)
+            matmul = (values[left], weight)
             values.append(
-                multiply(*product) if added is None else torch.addmm(values[added], *product)
+                multiply(*matmul) if added is None else torch.addmm(values[added], *matmul)
             )
         return [value for index, value in enumerate(values) if index not in used]
 
@@ -63,10 +63,10 @@ def reorderings(monkeypatch: pytest.MonkeyPatch) -> list[reorder_kernels.Reorder
     from torch._inductor.virtualized import V
 
     results: list[reorder_kernels.Reordering] = []
-    stock = reorder_kernels.improve
+    inductor = reorder_kernels.improve
 
     def improve(*args: Any) -> Any:
-        order = stock(*args)
+        order = inductor(*args)
         outcome = reorder_kernels.reordering(V.graph)
         assert outcome is not None
         assert reorder_kernels.peak_before_reorder(V.graph) == (
@@ -127,7 +127,7 @@ def test_both_settings_switch_reordering_off(
     reorderings: list[reorder_kernels.Reordering],
 ) -> None:
     function, inputs = branches()
-    _, ours, _ = generated(function, inputs, patches=AS_SCHEDULED)
+    _, extension, _ = generated(function, inputs, patches=AS_SCHEDULED)
     (outcome,) = reorderings
     assert outcome.moved
     for switched_off in (
@@ -137,9 +137,9 @@ def test_both_settings_switch_reordering_off(
         generated(function, inputs, **switched_off)
         assert len(reorderings) == 1
     assert hasattr(memory.reorder_for_peak_memory, "__wrapped__")
-    _, stock, _ = generated(function, inputs, backend="inductor", patches=AS_SCHEDULED)
+    _, inductor, _ = generated(function, inputs, backend="inductor", patches=AS_SCHEDULED)
     assert len(reorderings) == 1
-    assert stock != ours
+    assert inductor != extension
 
 
 def test_inductor_in_another_thread_keeps_its_order(
@@ -207,7 +207,7 @@ def test_custom_operators_with_out_variants_keep_their_order() -> None:
     """An operator may have side effects; Inductor calls its out variant."""
     calls: list[float] = []
 
-    def product(x: Tensor, weight: Tensor, *, out: Tensor) -> Tensor:
+    def matmul(x: Tensor, weight: Tensor, *, out: Tensor) -> Tensor:
         calls.append(weight[0, 0].item())
         return torch.mm(x, weight, out=out)
 
@@ -218,7 +218,7 @@ def test_custom_operators_with_out_variants_keep_their_order() -> None:
             f"product.out{arguments}, *, Tensor(a!) out) -> Tensor(a!)", tags=(OUT_VARIANT,)
         )
         library.impl("product", lambda x, w: x.new_empty(len(x), w.shape[1]), "Meta")
-        library.impl("product.out", product, "CPU")
+        library.impl("product.out", matmul, "CPU")
 
         function, inputs = branches(torch.ops.inductor_ext_order.product)
         orders = []
@@ -236,10 +236,10 @@ def test_inductors_estimate_is_reproduced(
 ) -> None:
     """Kernels with several outputs, concatenations, changed inputs, unused outputs."""
     follows: list[bool] = []
-    stock = scheduler_graph.SchedulerGraph.matches_estimate
+    inductor = scheduler_graph.SchedulerGraph.matches_estimate
 
     def matches_estimate(self: Any) -> bool:
-        follows.append(stock(self))
+        follows.append(inductor(self))
         return follows[-1]
 
     monkeypatch.setattr(scheduler_graph.SchedulerGraph, "matches_estimate", matches_estimate)

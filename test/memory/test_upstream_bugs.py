@@ -204,8 +204,8 @@ def test_training_has_arenas() -> None:
     def run(function: Callable[..., Any]) -> None:
         function(*graph.make_inputs()).backward()
 
-    stock = torch.compile(graph.function, options=POOLS)
-    _, code = run_and_get_code(run, stock)
+    inductor = torch.compile(graph.function, options=POOLS)
+    _, code = run_and_get_code(run, inductor)
     assert len(code) == 2
     assert not any("alloc_from_pool(" in text for text in code)
     torch._dynamo.reset()

@@ -77,7 +77,7 @@ def kernel(result: Fusion) -> Callable[..., Any]:
         nothing = (None,) * len(parts)
         scaled = dequant.scales != "none"
         assert (bool(operands.scales), bool(operands.zero_points)) == (scaled, dequant.zero_points)
-        factors = [
+        weights = [
             dequantized(b, scale, zero)
             for b, scale, zero in zip(
                 operands.weights,
@@ -86,20 +86,20 @@ def kernel(result: Fusion) -> Callable[..., Any]:
                 strict=True,
             )
         ]
-        assert [factor.shape for factor in factors] == [(problem.k, part) for part in parts]
+        assert [factor.shape for factor in weights] == [(problem.k, part) for part in parts]
         a = a.double()
         if problem.norm:
             a = a * torch.rsqrt(a.square().mean(-1, keepdim=True) + constants.epsilon)
             assert len(operands.norm_vectors) == problem.norm.vectors
             a = a * (operands.norm_vectors[0].double() if problem.norm.vectors else 1)
-        products = [a @ factor for factor in factors]
+        matmuls = [a @ factor for factor in weights]
         biases = operands.biases
         if biases:
             assert problem.epilogue.inputs[0].broadcast == "row"
-            products = [product + bias for product, bias in zip(products, biases, strict=True)]
+            matmuls = [matmul + bias for matmul, bias in zip(matmuls, biases, strict=True)]
         if problem.epilogue.gated:
-            products = [ACTIVATIONS[constants.activation or ""](products[0]) * products[1]]
-        results = tuple(product.to(getattr(torch, problem.stored_dtype)) for product in products)
+            matmuls = [ACTIVATIONS[constants.activation or ""](matmuls[0]) * matmuls[1]]
+        results = tuple(matmul.to(getattr(torch, problem.stored_dtype)) for matmul in matmuls)
         return results if len(results) > 1 else results[0]
 
     return run

@@ -50,25 +50,25 @@ def reference(fusion: Fusion) -> Callable[..., Any]:
 
     def kernel(a: Tensor, *rest: Tensor) -> Any:
         operands = call_operands(fusion, (a, *rest))
-        factors, vectors = operands.weights, operands.norm_vectors
+        weights, vectors = operands.weights, operands.norm_vectors
         biases = operands.gate_biases or operands.biases
-        assert len(factors) == max(1, len(problem.parts))
+        assert len(weights) == max(1, len(problem.parts))
         assert a.dim() == 2
         if problem.norm is not None:
             assert len(vectors) == problem.norm.vectors
             if problem.norm.kind == "layer":
                 a = a - a.mean(-1, keepdim=True)
             a = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + fusion.constants.epsilon)
-            a = (math.prod(vectors[:1], start=a) + sum(vectors[1:])).to(factors[0].dtype)
-        products = [a @ factor for factor in factors]
+            a = (math.prod(vectors[:1], start=a) + sum(vectors[1:])).to(weights[0].dtype)
+        matmuls = [a @ factor for factor in weights]
         if biases:
-            products = [x + bias for x, bias in zip(products, biases, strict=True)]
+            matmuls = [x + bias for x, bias in zip(matmuls, biases, strict=True)]
         if problem.epilogue.gated:
-            gate, up = products
+            gate, up = matmuls
             gated = activations[fusion.constants.activation or ""](gate) * up
             # Graphs of float32 are also run in float64.
             return gated if gated.dtype is F64 else gated.to(getattr(torch, problem.stored_dtype))
-        return products[0] if len(products) == 1 else tuple(products)
+        return matmuls[0] if len(matmuls) == 1 else tuple(matmuls)
 
     return kernel
 

@@ -147,8 +147,8 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
     problem = case.problem
     parts = len(problem.parts or (problem.n,))
     a, *rest = values
-    factors, rest = rest[:parts], rest[parts:]
-    a, factors = a.double(), [_numbers(case, factor) for factor in factors]
+    weights, rest = rest[:parts], rest[parts:]
+    a, weights = a.double(), [_numbers(case, factor) for factor in weights]
     norm, dequant = problem.norm, problem.dequant
     scales: list[torch.Tensor] = []
     if dequant is not None and dequant.scales != "none":
@@ -160,8 +160,8 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
 
         if dequant.zero_points:
             zeros, rest = rest[:parts], rest[parts:]
-            factors = [b - spread(zero) for b, zero in zip(factors, zeros, strict=True)]
-        factors = [b * spread(scale) for b, scale in zip(factors, scales, strict=True)]
+            weights = [b - spread(zero) for b, zero in zip(weights, zeros, strict=True)]
+        weights = [b * spread(scale) for b, scale in zip(weights, scales, strict=True)]
     if norm is not None and norm.kind == "rms":
         scale = torch.rsqrt(a.square().mean(-1, keepdim=True) + case.options["EPSILON"])
         a = a * scale * (rest.pop(0).double() if norm.vectors else 1)
@@ -172,7 +172,7 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
         a = a * vectors[0] if vectors else a
         a = a + vectors[1] if len(vectors) > 1 else a
     if case.offsets:
-        product = _grouped(a, factors[0], case.offsets)
+        matmul = _grouped(a, weights[0], case.offsets)
         if problem.a.dtype in FP8:
             rows, columns = (
                 item.double().view(1 if problem.divided == axis else problem.batch, -1)
@@ -185,19 +185,19 @@ def reference(case: Case, values: Sequence[torch.Tensor]) -> torch.Tensor:
                 rows = rows.repeat_interleave(counts, 0).t()
             else:
                 rows, columns = rows[:, :, None], columns[:, None]
-            product = product * rows * columns
-        products = [product]
+            matmul = matmul * rows * columns
+        matmuls = [matmul]
     else:
-        products = [a @ factor for factor in factors]
+        matmuls = [a @ factor for factor in weights]
     if dequant is not None and dequant.scales in ("column", "tensor"):
-        products = [product * scale for product, scale in zip(products, scales, strict=True)]
+        matmuls = [matmul * scale for matmul, scale in zip(matmuls, scales, strict=True)]
     if problem.epilogue.gated and problem.operation == "addmm":
-        products = [product + rest.pop(0).double() for product in products]
+        matmuls = [matmul + rest.pop(0).double() for matmul in matmuls]
     if problem.epilogue.gated:
         activation = ACTIVATIONS[case.options["ACTIVATION"].strip("'")]
-        result = activation(products[0]) * products[1]
+        result = activation(matmuls[0]) * matmuls[1]
     else:
-        result = torch.cat(products, -1)
+        result = torch.cat(matmuls, -1)
     if case.bias:
         result = result + values[-1].double()
     return result if case.after is None else case.after(result)
@@ -277,8 +277,8 @@ def lowering_of(case: Case) -> Iterator[Callable[..., torch.Tensor]]:
         return choice.output_node()
 
     def function(*tensors: torch.Tensor) -> torch.Tensor:
-        product = torch.ops.inductor_ext_test.product(list(tensors), _size(case), _dtype(case))
-        return product if case.after is None else case.after(product)
+        matmul = torch.ops.inductor_ext_test.product(list(tensors), _size(case), _dtype(case))
+        return matmul if case.after is None else case.after(matmul)
 
     operator = torch.ops.inductor_ext_test.product.default
     with mock.patch.dict(lowering.lowerings, {operator: lower}):

@@ -58,7 +58,7 @@ class Three(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(16, width) for width in (4, 8, 12))
 
-    def products(self, x: Tensor) -> tuple[Tensor, ...]:
+    def matmuls(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(layer(x) for layer in self.layers)
 
 
@@ -66,7 +66,7 @@ class Returned(Three):
     """The second of three matmuls is returned."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        first, second, third = self.products(x)
+        first, second, third = self.matmuls(x)
         return first.relu(), second.view(2, 2, 8), third.relu()
 
 
@@ -74,7 +74,7 @@ class Windows(Three):
     """The first of three matmuls is read by as_strided."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        first, second, third = self.products(x)
+        first, second, third = self.matmuls(x)
         return first.as_strided((3, 2, 4), (4, 4, 1)).relu(), second.relu(), third.relu()
 
 
@@ -126,37 +126,37 @@ def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
         yield results
 
 
-def columns(products: list[fx.Node]) -> list[int]:
-    return sorted(product.meta["val"].shape[1] for product in products)
+def columns(matmuls: list[fx.Node]) -> list[int]:
+    return sorted(matmul.meta["val"].shape[1] for matmul in matmuls)
 
 
 def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any) -> list[fx.Node]:
     """The matmuls that Inductor gets, after comparing results."""
     torch._dynamo.reset()
     copied = torch.compile(copy.deepcopy(model), backend="inductor_ext", options=options)
-    with freezing(wanted) as products:
+    with freezing(wanted) as matmuls:
         results, expected = copied(x), model(x)
     torch.testing.assert_close(results, expected)
     assert [item.stride() for item in results] == [item.stride() for item in expected]
-    return products
+    return matmuls
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["no biases", "biases"])
 @pytest.mark.parametrize("rows", [(5,), (2, 3)], ids=["matrix", "batch"])
 def test_matmuls_of_one_input_become_one(bias: bool, rows: tuple[int, ...]) -> None:
-    (product,) = compiled(Attention(bias=bias).eval(), torch.randn(*rows, 16))
-    assert columns([product]) == [24 + 8 + 4]
+    (matmul,) = compiled(Attention(bias=bias).eval(), torch.randn(*rows, 16))
+    assert columns([matmul]) == [24 + 8 + 4]
 
 
 def test_rows_may_be_known_only_at_run_time() -> None:
     model = Attention(bias=True).eval()
     torch._dynamo.reset()
     run = torch.compile(copy.deepcopy(model), backend="inductor_ext", dynamic=True)
-    with freezing() as products:
+    with freezing() as matmuls:
         for rows in (3, 7):
             x = torch.randn(rows, 16)
             torch.testing.assert_close(run(x), model(x))
-    assert columns(products) == [36]
+    assert columns(matmuls) == [36]
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_rows_may_be_known_only_at_run_time() -> None:
     ids=["rows of the factor", "columns of the factor"],
 )
 def test_weights_keep_their_order_in_memory(model: nn.Module, stride: tuple[int, ...]) -> None:
-    (product,) = compiled(model.eval(), torch.randn(5, 16))
-    weight = product.all_input_nodes[-1]
+    (matmul,) = compiled(model.eval(), torch.randn(5, 16))
+    weight = matmul.all_input_nodes[-1]
     assert weight.op == "get_attr"
     assert weight.meta["val"].stride() == stride
 
@@ -208,7 +208,7 @@ def test_cached_code_multiplies_by_the_weights_of_its_model() -> None:
 
 def test_a_package_has_joined_weights() -> None:
     model, x = Attention(bias=True).eval(), torch.randn(5, 16)
-    with freezing() as products:
+    with freezing() as matmuls:
         artifact = aot_util.compile_model(model, (x,))
-    assert columns(products) == [36]
+    assert columns(matmuls) == [36]
     artifact.check(x)

@@ -29,8 +29,8 @@ A, B = tensor(32, 64), tensor(64, 96)
 
 def fused(function: Callable[..., Any], *inputs: torch.Tensor, **rest: Any) -> GraphEpilogue:
     graph = lowered_graph(function, *inputs, **rest)
-    (product,) = (node for node in graph.nodes if "mm" in str(node.target))
-    region = find_region(product)
+    (matmul,) = (node for node in graph.nodes if "mm" in str(node.target))
+    region = find_region(matmul)
     return read_epilogue(region, region[-1:])
 
 

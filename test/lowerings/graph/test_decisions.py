@@ -234,14 +234,14 @@ class GatesTuned(Tuned):
 
     def decision(self, problem: GemmProblem) -> Decision:
         chosen: kernels.Config | None = None
-        stock, ours = 50.0, 55.0
+        inductor, extension = 50.0, 55.0
         if problem.epilogue.gated:
             ((chosen, _),) = ranking.rank(problem, H200, 1)
-            stock, ours = 100.0, 100.0 - self.saved
+            inductor, extension = 100.0, 100.0 - self.saved
         elif problem.epilogue.tree:
             chosen = cutlass_options.current().rank(problem, H200)[0][0]
-            stock, ours = 60.0, 30.0
-        timings = (Timing(None, stock), *((Timing(chosen, ours),) if chosen else ()))
+            inductor, extension = 60.0, 30.0
+        timings = (Timing(None, inductor), *((Timing(chosen, extension),) if chosen else ()))
         return Decision(chosen, "measured", timings)
 
 

@@ -125,8 +125,8 @@ class Builder:
         return self.call(aten.mul.Tensor, a, self.call(aten.sigmoid.default, a))
 
     def biased_gate(self, a: fx.Node, b: fx.Node, c: fx.Node) -> fx.Node:
-        products = [self.call(aten.addmm.default, self.weight, a, item) for item in (b, c)]
-        return self.call(aten.mul.Tensor, self.silu(products[0]), products[1])
+        matmuls = [self.call(aten.addmm.default, self.weight, a, item) for item in (b, c)]
+        return self.call(aten.mul.Tensor, self.silu(matmuls[0]), matmuls[1])
 
     def standardized(self, a: fx.Node) -> fx.Node:
         with self.fake:

@@ -46,8 +46,8 @@ def biased(x: Tensor, w: Tensor, s: Tensor, t: Tensor, b: Tensor) -> Tensor:
 
 
 def torchao(x: Tensor, w: Tensor, s: Tensor, t: Tensor, b: Tensor) -> Tensor:
-    """As its dynamic quantisation multiplies: through an operator of higher order, scales of rows
-    spread over the sums."""
+    """The matmul of torchao's dynamic quantization: by a higher-order operator, with row scales
+    that are expanded to the accumulators."""
     if x.dtype == torch.float64:
         sums = product(x, w)
     else:

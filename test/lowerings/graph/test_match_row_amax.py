@@ -136,8 +136,8 @@ def test_a_norm_before_and_a_residual_behind() -> None:
 
 def test_float8_layers_one_after_the_other() -> None:
     def function(x: Tensor, w: Tensor, xs: Tensor, ws: Tensor) -> Any:
-        product = torch._scaled_mm(x, w.t(), xs, ws, out_dtype=torch.bfloat16)
-        return quantized(F.relu(product))
+        matmul = torch._scaled_mm(x, w.t(), xs, ws, out_dtype=torch.bfloat16)
+        return quantized(F.relu(matmul))
 
     scales = tensor(32, 1, dtype=torch.float32), tensor(1, 48, dtype=torch.float32)
     (match,) = find(function, tensor(32, 64, dtype=FP8), tensor(48, 64, dtype=FP8), *scales)

@@ -1,5 +1,6 @@
-"""Graphs that write into memory between what one kernel could compute: what was read before the
-write is what counts, in kernels of ours as in eager mode.
+"""Graphs that mutate memory between matmuls that one kernel could compute.
+
+Fused kernels must use the values from before the write, as eager mode does.
 """
 
 from __future__ import annotations
@@ -154,21 +155,21 @@ def test_values_read_before_a_write_are_used(
         if isinstance(expected, Tensor)
         else zip(outputs, expected, strict=True)
     )
-    for ours, exact in pairs:
-        error = (ours.double() - exact).abs().max() / exact.abs().max()
+    for extension, exact in pairs:
+        error = (extension.double() - exact).abs().max() / exact.abs().max()
         assert error < 4e-3
 
 
 def between(*targets: Any) -> tuple[fx.Graph, list[fx.Node]]:
     """A graph of two matmuls of one input with calls between them, and the matmuls."""
     graph = lowered_graph(lambda x, w, u, c: (x @ w, x @ u, c), *[tensor(64, 64)] * 4)
-    products = graph.find_nodes(op="call_function", target=aten.mm.default)
-    with graph.inserting_before(products[1]):
+    matmuls = graph.find_nodes(op="call_function", target=aten.mm.default)
+    with graph.inserting_before(matmuls[1]):
         for target, name in targets:
             (node,) = (node for node in graph.nodes if node.name == name)
             arguments = (node, 1) if target is aten.add_.Scalar else (node,)
             graph.call_function(target, arguments).meta["val"] = node.meta["val"]
-    return graph, products
+    return graph, matmuls
 
 
 @pytest.mark.parametrize(
@@ -185,15 +186,15 @@ def between(*targets: Any) -> tuple[fx.Graph, list[fx.Node]]:
     ids=["nothing", "pure", "elsewhere", "the input", "a later weight", "unknown"],
 )
 def test_writes_between_matmuls_prevent_the_fusion(targets: list[Any], expected: bool) -> None:
-    _, products = between(*targets)
-    assert is_written_between(products) is expected
-    assert is_closed(products, products) is not expected
+    _, matmuls = between(*targets)
+    assert is_written_between(matmuls) is expected
+    assert is_closed(matmuls, matmuls) is not expected
     # Separate matmuls can stay where they are.
-    assert not any(is_written_between([product]) for product in products)
+    assert not any(is_written_between([matmul]) for matmul in matmuls)
 
 
 def test_branches_that_write_nothing_are_no_obstacle() -> None:
-    graph, products = between()
+    graph, matmuls = between()
     branch = fx.GraphModule({}, fx.Graph())
     argument = branch.graph.placeholder("x")
     branch.graph.output((branch.graph.call_function(aten.cos.default, (argument,)),))
@@ -201,13 +202,13 @@ def test_branches_that_write_nothing_are_no_obstacle() -> None:
     assert owner is not None
     owner.branch = branch
     x = next(iter(graph.nodes))
-    with graph.inserting_before(products[1]):
+    with graph.inserting_before(matmuls[1]):
         name = graph.get_attr("branch")
         graph.call_function(torch.ops.higher_order.cond, (True, name, name, (x,)))
-    assert not is_written_between(products)
+    assert not is_written_between(matmuls)
     with branch.graph.inserting_before(branch.graph.output_node()):
         branch.graph.call_function(aten.add_.Scalar, (argument, 1))
-    assert is_written_between(products)
+    assert is_written_between(matmuls)
 
 
 def test_scaled_rows_of_unknown_number_are_one_region() -> None:

@@ -22,16 +22,16 @@ from test.support import aot_util
 @pytest.fixture
 def padded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Pad every matmul that may be padded, as if it were faster; yields those matmuls."""
-    products: list[Any] = []
+    matmuls: list[Any] = []
 
     def should_pad(match: Any, mat1: Any, mat2: Any, *_: Any) -> bool:
-        products.append((tuple(mat1.shape), tuple(mat2.shape)))
+        matmuls.append((tuple(mat1.shape), tuple(mat2.shape)))
         return True
 
     for name in ("check_device", "has_triton"):
         monkeypatch.setattr(pad_mm, name, lambda *_: True)
     monkeypatch.setattr(pad_mm, "_should_pad", should_pad)
-    return products
+    return matmuls
 
 
 class Linear(torch.nn.Module):

@@ -110,8 +110,8 @@ def test_parts_of_fusions_near_the_roofline_are_not_tuned(
         problems.append(problem)
         if problem.operation != "mixed":
             return Decision(None, "measured", (Timing(None, 50.0),))
-        ours, stock = (microseconds, 100.0) if problem.epilogue.gated else (5.0, 50.0)
-        return Decision(tile, "measured", (Timing(None, stock), Timing(tile, ours)))
+        extension, inductor = (microseconds, 100.0) if problem.epilogue.gated else (5.0, 50.0)
+        return Decision(tile, "measured", (Timing(None, inductor), Timing(tile, extension)))
 
     weight = ((128, 256), torch.int8)
     with mock.patch.object(
@@ -122,8 +122,8 @@ def test_parts_of_fusions_near_the_roofline_are_not_tuned(
         )
     parts = [item for item in problems if item.operation == "mixed" and not item.epilogue.gated]
     assert bool(parts) == parts_asked
-    products = [source.count("tl.dot(") for source in lowered.kernels().values()]
-    assert ([product for product in products if product] == [2]) == one_kernel
+    matmuls = [source.count("tl.dot(") for source in lowered.kernels().values()]
+    assert ([matmul for matmul in matmuls if matmul] == [2]) == one_kernel
     assert "extern_kernels." not in lowered.code
 
 

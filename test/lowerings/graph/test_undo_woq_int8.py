@@ -56,8 +56,8 @@ def test_a_replaced_matmul_is_written_out(function: Callable[..., Any], x: tuple
     with fake_cuda.device():
         undo_woq_int8.restore_matmuls(graph)
     graph.lint()
-    (product,) = [node for node in graph.nodes if node.target == aten.mm.default]
-    problem = matmul_nodes.problem_of(product)
+    (matmul,) = [node for node in graph.nodes if node.target == aten.mm.default]
+    problem = matmul_nodes.problem_of(matmul)
     assert problem is not None
     rows = torch.Size(x[:-1]).numel()
     assert (problem.m, problem.n, problem.k) == (rows, 24, 32)

@@ -141,8 +141,8 @@ if hasattr(torch._inductor.config.eager_numerics, "use_pytorch_libdevice"):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_bitwise_cuda_results_use_inductors_kernel(flag: str, dtype: torch.dtype) -> None:
     with torch._inductor.config.patch({flag: True}):
-        ours, stock = (lowered(ours=value, dtype=dtype).kernels() for value in (True, False))
-    assert ours == stock
+        ours, inductor = (lowered(ours=value, dtype=dtype).kernels() for value in (True, False))
+    assert ours == inductor
     (source,) = ours.values()
     assert "libdevice.erf(" in source
     # Every float16 op rounds, as in eager mode.
@@ -196,12 +196,12 @@ def test_with_rounding_ops_gpu_bits_are_inductors(dtype: torch.dtype) -> None:
     x = torch.linspace(-5, 5, SIZE, device="cuda").to(dtype)
     with torch._inductor.config.patch(emulate_precision_casts=True, force_disable_caches=True):
         torch._dynamo.reset()
-        stock = torch.compile(function, backend="inductor")(x)
+        inductor = torch.compile(function, backend="inductor")(x)
         torch._dynamo.reset()
-        ours = torch.compile(function, backend="inductor_ext")(x)
-    assert torch.equal(ours, stock)
+        extension = torch.compile(function, backend="inductor_ext")(x)
+    assert torch.equal(extension, inductor)
     if dtype != torch.float32:
         # Triton brings a library of its own, whose float32 may differ in the last bit: of a half
         # that shows where it is next to the middle of two.
-        different = (ours != function(x)).double().mean().item()
+        different = (extension != function(x)).double().mean().item()
         assert different < 1e-3

@@ -99,8 +99,8 @@ def test_long_rows_in_another_order_are_not_persistent() -> None:
     ],
 )
 def test_rows_read_once_are_left_to_inductor(function: Function) -> None:
-    ours, stock = (lowered(function, (4096, 4096), ours=value) for value in (True, False))
-    assert kinds(ours) == kinds(stock)
+    ours, inductor = (lowered(function, (4096, 4096), ours=value) for value in (True, False))
+    assert kinds(ours) == kinds(inductor)
     assert "per" not in kinds(ours)[:1]
 
 
@@ -116,8 +116,8 @@ def test_passes_without_a_pointwise_end_are_counted() -> None:
 @without_gpu
 def test_the_setting_switches_it_off() -> None:
     shape = (16, 4096)
-    stock = lowered(layer_norm, shape, ours=False)
-    assert lowered(layer_norm, shape, persistent_rows=False).kernels() == stock.kernels()
+    inductor = lowered(layer_norm, shape, ours=False)
+    assert lowered(layer_norm, shape, persistent_rows=False).kernels() == inductor.kernels()
     with inductor_config.patch({"triton.persistent_reductions": False}):
         assert kinds(lowered(layer_norm, shape)) == ["red"]
 
@@ -136,8 +136,8 @@ def test_batch_invariance_ignores_the_number_of_rows() -> None:
     assert [kinds(lowered(affine, *size)) for size in sizes] == [["red"], ["per"]]
     with inductor_config.patch(batch_invariant=True):
         for shapes in sizes:
-            ours, stock = (lowered(affine, *shapes, ours=value) for value in (True, False))
-            assert ours.kernels() == stock.kernels()
+            ours, inductor = (lowered(affine, *shapes, ours=value) for value in (True, False))
+            assert ours.kernels() == inductor.kernels()
             assert kinds(ours) == ["red"]
 
 
@@ -201,5 +201,5 @@ def test_on_a_gpu_with_gradients(function: Function, length: int, dtype: torch.d
     values = results(torch.compile(function, backend="inductor_ext"), x, weight)
     expected = results(function, x.double(), weight.double())
     eps = torch.finfo(dtype).eps
-    for ours, exact in zip(values, expected, strict=True):
-        assert (ours.double() - exact).norm() <= 4 * eps * exact.norm()
+    for extension, exact in zip(values, expected, strict=True):
+        assert (extension.double() - exact).norm() <= 4 * eps * exact.norm()

@@ -281,14 +281,14 @@ def test_gates_far_from_up_projections(reach: int, flipped: bool) -> None:
     problem = mm(264, 400, 328, "float16", parts=(200, 200), epilogue=Epilogue(gated=True))
     case = Case(problem, TMA, {"ACTIVATION": "'silu'"})
     assert TMA.joins(problem)
-    a, *factors = kernel_cases.inputs(case, "cuda")
+    a, *weights = kernel_cases.inputs(case, "cuda")
     space = torch.empty(2**30, dtype=torch.float16, device="cuda")
-    begins = [8, 2**30 - factors[1].numel()]
+    begins = [8, 2**30 - weights[1].numel()]
     for i, begin in enumerate(reversed(begins) if flipped else begins):
-        moved = space.as_strided(factors[i].shape, factors[i].stride(), begin)
-        factors[i] = moved.copy_(factors[i])
+        moved = space.as_strided(weights[i].shape, weights[i].stride(), begin)
+        weights[i] = moved.copy_(weights[i])
     with mock.patch.object(persistent_tma, "REACH", reach):
-        assert error(case, [a, *factors]) < TOLERANCE["float16"]
+        assert error(case, [a, *weights]) < TOLERANCE["float16"]
 
 
 @pytest.mark.parametrize(

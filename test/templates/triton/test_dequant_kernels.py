@@ -35,7 +35,7 @@ def case(
     gated: bool = False,
     **options: Any,
 ) -> Case:
-    """A product, of `parts` if there are any; `sizes` has the N of one of two that are gated."""
+    """A matmul, with `parts` if given; with a gate, `sizes` has the N of one of the two parts."""
     m, n, k = sizes
     if gated:
         parts, options = (n, n), {"ACTIVATION": "'silu'", **options}

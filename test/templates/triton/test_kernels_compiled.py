@@ -124,8 +124,8 @@ def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
     assert count(FROM_REGISTERS, result) == 0
     # The scratch memory of each CTA, see test/lowerings/test_cpp_wrapper.py.
     joined = case.config.joins(case.problem)
-    factors = 1 if joined else max(1, len(case.problem.parts))
-    assert result.scratch == 128 * (1 + factors)
+    weights = 1 if joined else max(1, len(case.problem.parts))
+    assert result.scratch == 128 * (1 + weights)
 
 
 def test_only_masked_steps_along_k_go_through_registers() -> None:
