@@ -53,8 +53,7 @@ def aoti_compile_and_package(
             inputs; or a mapping from model name to program. A single program is named "model".
         package_path: a path that ends in .pt2, or a writable and seekable binary buffer. Default:
             None, which chooses a path in Inductor's cache folder.
-        inductor_configs: options of Inductor and settings of the extension by name (see
-            `inductor_ext.list_options`). Default: None.
+        inductor_configs: options by name, see `inductor_ext.list_options`. Default: None.
 
     Returns:
         The path of the package, or the buffer.
