@@ -18,13 +18,17 @@ _DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _SMOKE = Path(__file__).with_name("smoke.txt")
 _made_cache = pytest.StashKey[str]()
 
+# Set when this file is imported, before conftest.py files of subfolders import torch, which sets
+# the variable. The workers of pytest-xdist inherit it and so share the folder; a variable that the
+# caller has set is kept.
+_NEW_FOLDER: str | None = None
+if _CACHE_VARIABLE not in os.environ:
+    _NEW_FOLDER = os.environ[_CACHE_VARIABLE] = tempfile.mkdtemp(prefix="inductor_ext-test-")
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Before anything imports torch. The workers of pytest-xdist inherit the variable and so share
-    # the folder; a variable that the caller has set holds instead.
-    if _CACHE_VARIABLE not in os.environ:
-        folder = tempfile.mkdtemp(prefix="inductor_ext-test-")
-        config.stash[_made_cache] = os.environ[_CACHE_VARIABLE] = folder
+    if _NEW_FOLDER is not None:
+        config.stash[_made_cache] = _NEW_FOLDER
     elif not hasattr(config, "workerinput"):
         # Results of an earlier run must not keep the tests from compiling or
         # measuring.
