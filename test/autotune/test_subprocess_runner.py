@@ -160,7 +160,7 @@ def test_the_worker_ends_with_its_parent() -> None:
     parent = (
         "import sys, os, signal\n"
         "from inductor_ext.autotune import subprocess_runner\n"
-        "print(subprocess_runner._get_worker(0)._process.pid, flush=True)\n"
+        "print(subprocess_runner._get_worker(0).process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     run = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
