@@ -398,8 +398,6 @@ def test_a_package_carries_its_kernels(tmp_path: Path, monkeypatch: pytest.Monke
 def test_objects_of_kernels_have_their_own_symbols(tmp_path: Path) -> None:
     output = tmp_path / "kernel.o"
     aot_link.link(plain_source(CONFIG), runtime.store(), str(output))
-    symbols = subprocess.run(
-        ["nm", "-g", "--defined-only", output], capture_output=True, symbols=True
-    )
+    symbols = subprocess.run(["nm", "-g", "--defined-only", output], capture_output=True, text=True)
     names = {line.split()[-1] for line in symbols.stdout.splitlines()}
     assert names == {f"{aot_link.symbol(plain_source(CONFIG))}_{short}" for short in FUNCTIONS}

@@ -61,6 +61,6 @@ def test_a_torch_with_other_dtype_numbers_is_rejected(
         with pytest.raises(exc.ArtifactLoadError) as error:
             inductor_ext.load(path)
         version = ".".join(torch.__version__.split(".")[:2])
-        assert f"compiled with torch {torch.__version__}, and this is torch {version}" in str(
+        assert f"compiled with torch {torch.__version__}, but this is torch {version}" in str(
             error.value
         )

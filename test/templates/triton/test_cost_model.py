@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.fused_ops import Epilogue
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import EpilogueInput
-from inductor_ext.templates.triton.config import GemmConfig
+from inductor_ext.templates.triton.config import GemmConfig, warpgroup_mma
 from inductor_ext.templates.triton.cost_model import DEFAULT, Prediction, predict
 from inductor_ext.templates.triton.ranking import rank
 from test.support.cost_model_cases import Case, cases, linear
@@ -92,8 +92,10 @@ class TestPhysics:
             predict(replace(problem, out="float8_e4m3fn"), config, on),
             predict(replace(problem, out="float32"), config, on),
         )
-        spread = replace(problem.a, strides=(problem.k * 2, 2), alignment=1)
-        assert no_longer(predict(*case), predict(replace(problem, a=spread), config, on))
+        spread = replace(problem, a=replace(problem.a, strides=(problem.k * 2, 2), alignment=1))
+        # A kernel that loses wgmma by its layout can prefetch one stage more, which may pay off.
+        assume(warpgroup_mma(problem, config, on) == warpgroup_mma(spread, config, on))
+        assert no_longer(predict(*case), predict(spread, config, on))
 
     def test_a_deeper_pipeline_hides_more_latency(self) -> None:
         problem = linear(16, 4096, 14336)
