@@ -146,7 +146,7 @@ def run_ci(folder: Path, *failing: str) -> subprocess.CompletedProcess[str]:
     stand_in = folder / "make"
     stand_in.write_text(
         f"""#!/bin/bash
-echo "called $*" | sed "s|$INDUCTOR_EXT_VENVS|VENVS|"
+echo "called $*" | sed "s|$CI_VENVS|VENVS|"
 if [[ " {" ".join(failing)} " == *" $1 "* ]]; then
   echo "no space" >&2
   exit 1
@@ -160,7 +160,7 @@ fi
         env={
             **os.environ,
             "PATH": f"{folder}:{os.environ['PATH']}",
-            "INDUCTOR_EXT_VENVS": str(folder / "venvs"),
+            "CI_VENVS": str(folder / "venvs"),
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
