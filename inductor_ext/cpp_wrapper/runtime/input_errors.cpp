@@ -232,19 +232,19 @@ void refuse_strides(
     expected += value.known ? std::to_string(value.value) : input.strides[d].text;
   }
   expected += input.rank == 1 ? ",)" : ")";
-  std::string mend;
+  std::string remedy;
   if (known && contiguous) {
-    mend = ": call .contiguous() on it";
+    remedy = ": call .contiguous() on it";
   } else if (known && channels_last) {
-    mend = std::string(": call .contiguous(memory_format=torch.channels_last") +
+    remedy = std::string(": call .contiguous(memory_format=torch.channels_last") +
         (input.rank == 5 ? "_3d" : "") + ") on it";
   } else if (known) {
-    mend = ": copy it into torch.empty_strided(" + listed(sizes, input.rank) + ", " + expected +
+    remedy = ": copy it into torch.empty_strided(" + listed(sizes, input.rank) + ", " + expected +
         ", ...)";
   }
   refuse(
       quoted(input.name) + " has strides " + listed(strides, input.rank) +
-      ", but the model takes " + expected + mend);
+      ", but the model takes " + expected + remedy);
 }
 
 void refuse_constraint(
