@@ -13,7 +13,7 @@
 | `cache_keys` | keys of the FX graph cache and of the AOTAutograd cache |
 | `scope` | the scope of a compile: the `InductorChoices` handler that carries its settings |
 | `lowering_dispatch` | dispatchers in Inductor's table of lowerings |
-| `upstream_fixes` | workarounds for Inductor bugs |
+| `upstream_fixes` | fixes of Inductor bugs, a module per subject |
 | `features` | the features, which bring their own hooks |
 | `hook_table` | the table of all declarations |
 

@@ -1,0 +1,21 @@
+"""Fixes of Inductor bugs, in effect only in compiles of the extension.
+
+A module per subject declares its hooks, with the upstream issue and the first torch release that no
+longer needs the fix, if known. A fix of generated C++ is in `cpp_wrapper/codegen/upstream_fixes`.
+docs/user/correctness.md lists all of them for users.
+"""
+
+from __future__ import annotations
+
+from inductor_ext.hooks.registry import Hook
+from inductor_ext.hooks.upstream_fixes import control_flow, exported_programs
+
+_MODULES = (exported_programs, control_flow)
+
+HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)
+
+
+def install_hooks() -> None:
+    """Install the dispatchers of all fixes, once per process."""
+    for module in _MODULES:
+        module.install_hooks()
