@@ -1,8 +1,9 @@
-"""Compile time of four small models with `backend="inductor_ext"`, in two checkouts.
+"""Compile time of eight small models with `backend="inductor_ext"`, in two checkouts.
 
-Two decoders, a training step of an encoder and a convolutional model are compiled on the CPU with
-Inductor's caches disabled, in child processes of this checkout and of another one (`--baseline`, a
-folder with an earlier version), as `harness.checkouts` describes.
+The models are compiled on the CPU, without Inductor's caches and in one thread, in child processes
+of this checkout and of another one (`--baseline`, a folder with an earlier version), as
+`harness.checkouts` describes. The figures are CPU seconds of the process and of the C++ compilers
+that it runs, which depend less on what else the machine does than elapsed time does.
 
     python -m benchmarks.compile_time --baseline FOLDER [--rounds N] [--json-out DIR]
 """
@@ -10,8 +11,8 @@ folder with an earlier version), as `harness.checkouts` describes.
 from __future__ import annotations
 
 import json
+import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +20,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-MODELS = (
-    "decoder, inference",
-    "decoder, dynamic batch",
-    "encoder, training step",
-    "convolutions, inference",
-)
+_Call = Callable[[], object]
 
 
-def _decoder() -> torch.nn.Module:
-    """Return a decoder of two layers: RMSNorm, fused QKV, causal attention, gated MLP."""
+def _decoder(dynamic: bool = False) -> _Call:
+    """Two decoder layers: RMSNorm, fused QKV, causal attention, gated MLP."""
+    import torch
     from torch import nn
     from torch.nn import functional as F
 
@@ -50,53 +47,132 @@ def _decoder() -> torch.nn.Module:
             down: torch.Tensor = self.down(gated)
             return x + down
 
-    return nn.Sequential(Layer(64), Layer(64))
+    model = nn.Sequential(Layer(64), Layer(64)).eval()
+    return _inference(model, torch.randn(3, 16, 64), dynamic=dynamic)
 
 
-def _first_call(model: str) -> Callable[[], object]:
-    """Return the call that compiles a model of `MODELS`."""
+def _decoder_with_cache() -> _Call:
+    """One step of attention that writes its keys and values into a static cache."""
+    import torch
+    from torch.nn import functional as F
+
+    width, heads = 64, 4
+    weights = torch.randn(width, 3 * width) / 8
+
+    def step(
+        x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor
+    ) -> torch.Tensor:
+        query, key, value = (x @ weights).view(x.shape[0], heads, 1, -1).chunk(3, dim=-1)
+        keys.index_copy_(2, position, key)
+        values.index_copy_(2, position, value)
+        return F.scaled_dot_product_attention(query, keys, values)
+
+    cache = (torch.zeros(2, heads, 32, 16), torch.zeros(2, heads, 32, 16))
+    return _inference(step, torch.randn(2, width), *cache, torch.tensor([5]))
+
+
+def _encoder_training() -> _Call:
+    """A training step of two encoder layers."""
     import torch
     from torch import nn
 
-    if model.startswith("decoder"):
-        dynamic = model.endswith("dynamic batch")
-        compiled = torch.compile(_decoder().eval(), backend="inductor_ext", dynamic=dynamic)
-        x = torch.randn(3, 16, 64)
-    elif model.startswith("encoder"):
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-        encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        compiled = torch.compile(encoder, backend="inductor_ext")
-        x = torch.randn(3, 16, 64)
-    else:
-        blocks: list[nn.Module] = []
-        for channels in (16, 32, 64):
-            convolution = nn.LazyConv2d(channels, 3, padding=1)
-            blocks += [convolution, nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2)]
-        compiled = torch.compile(nn.Sequential(*blocks).eval(), backend="inductor_ext")
-        x = torch.randn(2, 3, 32, 32)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    compiled = torch.compile(encoder, backend="inductor_ext")
+    x = torch.randn(3, 16, 64)
+    return lambda: compiled(x).sum().backward()
 
-    def call() -> object:
-        if model.endswith("training step"):
-            return compiled(x).sum().backward()
-        with torch.no_grad():
-            return compiled(x)
 
-    return call
+def _convolutions() -> _Call:
+    """Three blocks of convolution, batch norm, ReLU and pooling."""
+    import torch
+    from torch import nn
+
+    blocks: list[nn.Module] = []
+    for channels in (16, 32, 64):
+        convolution = nn.LazyConv2d(channels, 3, padding=1)
+        blocks += [convolution, nn.BatchNorm2d(channels), nn.ReLU(), nn.MaxPool2d(2)]
+    return _inference(nn.Sequential(*blocks).eval(), torch.randn(2, 3, 32, 32))
+
+
+def _batch_norm_training() -> _Call:
+    """A training step of a residual block, whose running statistics are mutated."""
+    import torch
+    from torch import nn
+
+    body = nn.Sequential(
+        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1)
+    )
+    compiled = torch.compile(lambda x: x + body(x), backend="inductor_ext")
+    x = torch.randn(2, 8, 16, 16)
+    return lambda: compiled(x).sum().backward()
+
+
+def _images() -> _Call:
+    """Normalization of uint8 images by their minimum and maximum, and of each channel."""
+    import torch
+
+    def normalize(images: torch.Tensor) -> torch.Tensor:
+        low, high = images.amin((1, 2), keepdim=True), images.amax((1, 2), keepdim=True)
+        scaled = (images - low) / (high - low).clamp(min=1)
+        return (scaled - scaled.mean((0, 1, 2))) / scaled.std((0, 1, 2))
+
+    return _inference(normalize, torch.randint(0, 255, (4, 32, 48, 3), dtype=torch.uint8))
+
+
+def _embeddings() -> _Call:
+    """A recommender: embedding bags, pairwise dot products, MLP."""
+    import torch
+    from torch import nn
+
+    tables = nn.ModuleList(nn.EmbeddingBag(50, 16) for _ in range(4))
+    top = nn.Sequential(nn.Linear(4 * 16 + 16, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def recommend(indices: torch.Tensor) -> torch.Tensor:
+        vectors = torch.stack([table(indices) for table in tables], 1)
+        pairs = (vectors @ vectors.mT).flatten(1)
+        scores: torch.Tensor = top(torch.cat([vectors.flatten(1), pairs], 1))
+        return scores.sigmoid()
+
+    return _inference(recommend, torch.randint(0, 50, (8, 5)))
+
+
+def _inference(model: Callable[..., object], *inputs: torch.Tensor, dynamic: bool = False) -> _Call:
+    """Return a call of a newly compiled model without gradients."""
+    import torch
+
+    compiled = torch.compile(model, backend="inductor_ext", dynamic=dynamic)
+    return torch.no_grad()(lambda: compiled(*inputs))
+
+
+MODELS: dict[str, Callable[[], _Call]] = {
+    "decoder": _decoder,
+    "decoder, dynamic batch": lambda: _decoder(dynamic=True),
+    "decoder, static cache": _decoder_with_cache,
+    "encoder, training step": _encoder_training,
+    "convolutions": _convolutions,
+    "batch norm, training step": _batch_norm_training,
+    "uint8 images": _images,
+    "embeddings": _embeddings,
+}
+"""Functions that return the call that compiles a model."""
 
 
 def measure() -> dict[str, float]:
-    """Return the seconds that the first call of each model takes."""
+    """Return the CPU seconds that the first call of each model takes."""
+    # Kernels are compiled one after another, in processes that have ended when they are counted.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
 
     # The imports and hooks of a first compile are not part of the figures.
     torch.compile(lambda x: x + 1, backend="inductor_ext")(torch.ones(3))
     figures = {}
-    for model in MODELS:
+    for name, make_call in MODELS.items():
         torch.compiler.reset()
-        call = _first_call(model)
-        start = time.perf_counter()
+        call = make_call()
+        before = sum(os.times()[:4])
         call()
-        figures[model] = time.perf_counter() - start
+        figures[name] = sum(os.times()[:4]) - before
     return figures
 
 
