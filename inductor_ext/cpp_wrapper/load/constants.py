@@ -86,7 +86,11 @@ class ConstantRules:
                     f"({record.dtype}, {list(record.shape)})"
                 )
         if tensor.device.type != "meta" and tensor.layout == torch.strided:
-            if tensor.untyped_storage().device.type == "meta":
+            try:
+                storage = tensor.untyped_storage()
+            except NotImplementedError:  # a wrapper of torch.func
+                raise_mismatch(f"{fqn!r} has no memory", "Pass a tensor with data")
+            if storage.device.type == "meta":
                 raise_mismatch(f"{fqn!r} is a fake tensor", "Pass a tensor with data")
             if user_managed and (tensor.is_conj() or tensor.is_neg()):
                 # The model would read the memory, which holds the values before conj or neg.

@@ -279,6 +279,9 @@ void Container::load_from(Constants& set, const uint8_t* weights, bool in_place)
 // Address of the constant's storage in memory owned by the set, which has the layout of the file.
 uint8_t* Container::own_storage(Constants& set, const Constant& constant) {
   const bool cpu = on_cpu(constant);
+  if (cpu && set.mapping.data() != nullptr) {
+    return set.mapping.data() + constant.offset;
+  }
   RAIIAtenTensorHandle& blob = cpu ? set.cpu_blob : set.device_blob;
   if (blob.get() == nullptr) {
     blob = bytes_tensor(
@@ -443,6 +446,12 @@ void Container::check(size_t index, AtenTensorHandle tensor, const Update& how) 
   if (layout != constant.layout()) {
     throw Error(ErrorCode::constant, "The new value of " + quoted(constant) + " has another layout.");
   }
+  // Wrappers of torch.func and storages of size 0 have none. A copy from them would fail half-way.
+  void* data = nullptr;
+  if (aoti_torch_get_data_ptr(tensor, &data) != AOTI_TORCH_SUCCESS ||
+      (data == nullptr && constant.bytes > 0)) {
+    throw Error(ErrorCode::constant, "The new value of " + quoted(constant) + " has no memory.");
+  }
   for (int64_t d = 0; d < ndim; ++d) {
     if (expanded(constant, d) && strides[d] != 0) {
       throw Error(
@@ -465,21 +474,59 @@ void Container::copy_into(Constants& set, size_t index, AtenTensorHandle source)
   }
 }
 
-void Container::complete_from_active(Constants& set) {
+// Whether the tensor is in memory of the set, which copy_into() and copy_storage() overwrite.
+bool Container::owns(const Constants& set, AtenTensorHandle tensor) const {
+  void* data = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &data));
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const auto contains = [&](const void* start) {
+    const auto begin = reinterpret_cast<uintptr_t>(start);
+    return start != nullptr && address >= begin && address - begin < model_info.weights_bytes;
+  };
+  return contains(set.mapping.data()) ||
+      (set.cpu_blob.get() != nullptr && contains(set.cpu_blob.data_ptr())) ||
+      (set.device_blob.get() != nullptr && contains(set.device_blob.data_ptr()));
+}
+
+void Container::copy_storage(const Constant& constant, uint8_t* to, uint8_t* from) const {
+  if (on_cpu(constant)) {
+    // A page of a mapped file stays shared with other processes until it is written to.
+    if (constant.bytes > 0 && std::memcmp(to, from, constant.bytes) != 0) {
+      std::memcpy(to, from, constant.bytes);
+    }
+    return;
+  }
+  RAIIAtenTensorHandle target = view_bytes(to, constant.bytes, device_type_, device_index_);
+  RAIIAtenTensorHandle source = view_bytes(from, constant.bytes, device_type_, device_index_);
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(target, source, 0));
+}
+
+// Gives the inactive set the values of the active set, and makes it pending. Tensors of the caller are
+// used in both sets. replaced: constants that the caller will overwrite, which are not copied.
+void Container::start_from_active(const std::vector<bool>& replaced) {
   Constants& active = constants(false);
+  Constants& set = constants(true);
   for (size_t i = 0; i < model_info.num_constants; ++i) {
-    if (model_info.constants[i].folded || set.tensors[i].get() != nullptr ||
-        active.tensors[i].get() == nullptr) {
+    const Constant& constant = model_info.constants[i];
+    if (constant.folded || replaced[i]) {
       continue;
     }
-    if (model_info.constants[i].opaque != nullptr) {
+    if (active.tensors[i].get() == nullptr) {
+      put(set, i, RAIIAtenTensorHandle(), /*borrowed=*/false);
+    } else if (active.borrowed[i]) {
       AtenTensorHandle shared = nullptr;
       AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(active.tensors[i], &shared));
-      put(set, i, RAIIAtenTensorHandle(shared), /*borrowed=*/false);
+      put(set, i, RAIIAtenTensorHandle(shared), /*borrowed=*/true);
     } else {
-      copy_into(set, i, active.tensors[i]);
+      uint8_t* storage = own_storage(set, constant);
+      copy_storage(constant, storage, own_storage(active, constant));
+      if (set.tensors[i].get() == nullptr || set.borrowed[i]) {
+        place(set, i, storage);
+      }
     }
   }
+  set.folded = false;
+  inactive_ = Inactive::pending;
 }
 
 void Container::update(const ConstantMap& tensors, const Update& how) {
@@ -487,6 +534,7 @@ void Container::update(const ConstantMap& tensors, const Update& how) {
     throw std::runtime_error("A tensor cannot be both borrowed and copied to another device.");
   }
   std::vector<std::pair<size_t, AtenTensorHandle>> given;
+  std::vector<bool> replaced(model_info.num_constants);
   for (size_t i = 0; i < model_info.num_constants; ++i) {
     const Constant& constant = model_info.constants[i];
     if (constant.folded) {
@@ -496,6 +544,7 @@ void Container::update(const ConstantMap& tensors, const Update& how) {
     if (found != tensors.end()) {
       check(i, found->second, how);
       given.emplace_back(i, found->second);
+      replaced[i] = true;
     } else if (how.all && constant.type != ConstantType::TensorConstant &&
                constant.type != ConstantType::Buffer && constant.bytes > 0) {
       throw Error(ErrorCode::constant, "There is no new value of " + quoted(constant) + ".");
@@ -503,6 +552,22 @@ void Container::update(const ConstantMap& tensors, const Update& how) {
   }
   AloneGuard alone(*runners_, device_type_, device_index_);
   Constants& set = constants(how.inactive);
+  std::vector<RAIIAtenTensorHandle> copies;
+  for (auto& [index, tensor] : given) {
+    if (how.borrow) {
+      continue;
+    }
+    own_storage(set, model_info.constants[index]); // allocate before anything changes
+    if (owns(set, tensor)) {
+      // From constants(): another constant's new value may overwrite this one's.
+      AtenTensorHandle copy = nullptr;
+      AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_clone(tensor, &copy));
+      tensor = copies.emplace_back(copy).get();
+    }
+  }
+  if (how.inactive && inactive_ != Inactive::pending) {
+    start_from_active(replaced);
+  }
   for (const auto& [index, tensor] : given) {
     if (how.borrow) {
       AtenTensorHandle shared = nullptr;
@@ -522,10 +587,11 @@ void Container::update_from_blob(const uint8_t* blob) {
 
 void Container::fold(bool inactive, DeviceStreamType stream, AOTIProxyExecutorHandle proxy_executor) {
   AloneGuard alone(*runners_, device_type_, device_index_);
-  Constants& set = constants(inactive);
-  if (inactive) {
-    complete_from_active(set);
+  if (inactive && inactive_ == Inactive::empty) {
+    require_constants(constants(false));
+    return;
   }
+  Constants& set = constants(inactive);
   if (model_info.folding_needs_executor && proxy_executor == nullptr) {
     // The next run has an executor, and folds.
     require_constants(set);
@@ -537,8 +603,11 @@ void Container::fold(bool inactive, DeviceStreamType stream, AOTIProxyExecutorHa
 
 void Container::swap() {
   AloneGuard alone(*runners_, device_type_, device_index_);
-  complete_from_active(constants(true));
+  if (inactive_ == Inactive::empty) {
+    start_from_active(std::vector<bool>(model_info.num_constants));
+  }
   active_ = 1 - active_;
+  inactive_ = Inactive::previous;
   for (auto& model : models_) {
     model->constants_ = constants(false).handles;
   }
@@ -556,6 +625,7 @@ void Container::free_inactive() {
   set.cpu_blob = RAIIAtenTensorHandle();
   set.mapping = Mapping();
   set.folded = false;
+  inactive_ = Inactive::empty;
 }
 
 ConstantMap Container::extract(bool inactive) const {

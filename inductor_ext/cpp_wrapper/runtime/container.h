@@ -1,5 +1,14 @@
 // A loaded model: its runners, which threads share first come first served, and two sets of its
 // constants, so that one can be updated while the other is in use.
+//
+// Calls use the active set. The inactive set is in one of three states:
+// - empty: it has no memory. So it is after loading and after free_inactive().
+// - previous: it has the values of the set that was active before the last swap().
+// - pending: it was updated since then.
+// The first update of an empty or previous set starts from the values of the active set, and later
+// ones from those of the pending set. Updates of the active set do not reach a pending set. swap()
+// exchanges the sets, so that a second swap() restores the previous values; swapping in an empty set
+// changes no value.
 #pragma once
 
 #include <memory>
@@ -63,6 +72,8 @@ class Container {
     bool folded = false;
   };
 
+  enum class Inactive { empty, previous, pending };
+
   Constants& constants(bool inactive) {
     return sets_[inactive ? 1 - active_ : active_];
   }
@@ -78,7 +89,9 @@ class Container {
   void place(Constants& set, size_t index, uint8_t* storage);
   void put(Constants& set, size_t index, torch::aot_inductor::RAIIAtenTensorHandle tensor, bool borrowed);
   void copy_into(Constants& set, size_t index, AtenTensorHandle source);
-  void complete_from_active(Constants& set);
+  bool owns(const Constants& set, AtenTensorHandle tensor) const;
+  void copy_storage(const Constant& constant, uint8_t* to, uint8_t* from) const;
+  void start_from_active(const std::vector<bool>& replaced);
   void check(size_t index, AtenTensorHandle tensor, const Update& how) const;
   void require_constants(const Constants& set) const;
   void fold_alone(
@@ -92,6 +105,7 @@ class Container {
   std::unique_ptr<Runners> runners_;
   Constants sets_[2];
   int active_ = 0;
+  Inactive inactive_ = Inactive::empty;
   bool loads_constants_;
 };
 
