@@ -52,6 +52,7 @@ __all__ = [
     "SourcesOnlyError",
     "TuningFaultError",
     "UncheckableInputError",
+    "UncopyableModelError",
     "UnknownModeError",
     "UnknownNodeError",
     "UnknownOptionError",
@@ -316,6 +317,17 @@ class ConstantMismatchError(InductorExtError):
 
     template = "Cannot update the constants of the model: {why}."
     remedy = "{fix}"
+
+
+class UncopyableModelError(InductorExtError, TypeError):
+    """A loaded model that was to be copied or pickled."""
+
+    template = "{model} cannot be copied or pickled."
+    remedy = (
+        "Load the package again with inductor_ext.load, which shares the memory of unchanged "
+        "weights, and pass it what was updated: "
+        "new.update_constants(model.constants())."
+    )
 
 
 class UnsupportedArtifactError(InductorExtError):

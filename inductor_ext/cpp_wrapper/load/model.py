@@ -7,10 +7,9 @@ that Inductor (default) compiled. Errors are raised as classes of `exc`.
 from __future__ import annotations
 
 import abc
-import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
@@ -90,11 +89,13 @@ class LoadedModel(abc.ABC):
     def _translate(self, error: Exception, args: _Args, kwargs: _Kwargs) -> None:
         """Raise a more specific error in place of `error`, if there is one."""
 
-    def __copy__(self) -> LoadedModel:
-        return self
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse `copy.copy`, `copy.deepcopy` and pickle: the weights would be shared or lost.
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LoadedModel:
-        return self
+        Raises:
+            exc.UncopyableModelError: always.
+        """
+        raise exc.UncopyableModelError(model=repr(self))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.model_name!r} of {self.path or 'a buffer'}>"
@@ -140,6 +141,10 @@ class LoadedModel(abc.ABC):
     ) -> None:
         """Copy new values into the constants of the model.
 
+        The first update of the inactive set after loading, `swap_constants` or
+        `free_inactive_constants` starts from the values of the active set, and later updates add to
+        it. Updates of the active set, and buffers that calls mutate, do not reach it from then on.
+
         Args:
             constants_map: tensors by the constants' fully qualified names. A model compiled by the
                 extension copies CPU tensors to its device.
@@ -167,7 +172,11 @@ class LoadedModel(abc.ABC):
     def swap_constants(self) -> None:
         """Exchange the active and the inactive set of constants.
 
+        A second call restores the previous constants, unless the inactive set was updated or freed
+        in between. If the inactive set is empty, it becomes a copy of the active set first.
+
         Raises:
+            exc.ArtifactRunError: there is no memory for the second set. Nothing was changed.
             exc.UnsupportedArtifactError: the package was compiled by Inductor (default).
         """
 
@@ -187,7 +196,7 @@ class LoadedModel(abc.ABC):
 
     @abc.abstractmethod
     def free_inactive_constants(self) -> None:
-        """Free the memory of the inactive set of constants.
+        """Free the memory of the inactive set of constants, and discard its updates.
 
         Raises:
             exc.UnsupportedArtifactError: the package was compiled by Inductor (default).
@@ -200,7 +209,8 @@ class LoadedModel(abc.ABC):
         They are valid until the constants are next updated or freed.
 
         Args:
-            inactive: whether to return the inactive set of constants. Default: False.
+            inactive: whether to return the inactive set of constants, which is empty after loading
+                and after `free_inactive_constants`. Default: False.
 
         Raises:
             exc.UnsupportedArtifactError: the package was compiled by Inductor (default).
@@ -232,9 +242,6 @@ class Model(LoadedModel):
         self._metadata = metadata
         fqns = runner.get_constant_names_to_original_fqns()
         self._rules = ConstantRules(fqns, content.models[name].constants, device)
-        # User-managed tensors that the active and the inactive set of constants use.
-        self._managed: list[dict[str, torch.Tensor]] = [{}, {}]
-        self._lock = threading.Lock()
         # Runs before the runner is destroyed. The runner's own handle keeps the library loaded
         # until then.
         weakref.finalize(self, library.close).atexit = False
@@ -277,18 +284,13 @@ class Model(LoadedModel):
             if self._library.last_error_code() is ErrorCode.FAILURE:
                 raise exc.ArtifactRunError(why=why) from None
             raise_mismatch(why)
-        with self._lock:
-            managed = self._managed[1 if inactive else 0]
-            for name, tensor in tensors.items():
-                if user_managed:
-                    managed[name] = tensor
-                else:
-                    managed.pop(name, None)
 
     def swap_constants(self) -> None:
-        with self._lock:
+        try:
             self._runner.swap_constant_buffer()
-            self._managed.reverse()
+        except RuntimeError as error:
+            why = self._library.last_error() or str(error)
+            raise exc.ArtifactRunError(why=why) from None
 
     def fold_constants(self, *, inactive: bool = False) -> None:
         if not self._library.fold(self._container, inactive):
@@ -296,9 +298,7 @@ class Model(LoadedModel):
             raise exc.ArtifactRunError(why=why or "folding the constants failed")
 
     def free_inactive_constants(self) -> None:
-        with self._lock:
-            self._runner.free_inactive_constant_buffer()
-            self._managed[1].clear()
+        self._runner.free_inactive_constant_buffer()
 
 
 class InductorModel(LoadedModel):

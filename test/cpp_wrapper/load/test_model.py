@@ -5,8 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import copy
 import pathlib
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -111,6 +113,21 @@ def test_signature_and_manifest(path: str, model: LoadedModel) -> None:
     assert set(model.manifest.models) == {"model", "nested"}
     assert model.get_metadata()["AOTI_DEVICE_KEY"] == "cpu"
     assert repr(model) == f"<Model 'model' of {path}>"
-    assert copy.deepcopy(model) is model
     with pytest.raises(exc.ModelNotFoundError, match="no model 'other'; it has model, nested"):
         inductor_ext.load(path, "other")
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_model_is_neither_copied_nor_pickled(
+    model: LoadedModel, duplicate: Callable[[object], object]
+) -> None:
+    """A copy would share the weights, so that an update changes both."""
+    holder = torch.nn.Linear(2, 2)
+    holder.compiled = model  # type: ignore[assignment]
+    for item in (model, {"net": [model]}, holder):
+        if duplicate is copy.copy and item is not model:
+            assert duplicate(holder).compiled is model  # type: ignore[attr-defined]
+            continue
+        with pytest.raises(TypeError, match="cannot be copied or pickled") as caught:
+            duplicate(item)
+        assert isinstance(caught.value, exc.UncopyableModelError)
