@@ -13,18 +13,13 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
-import json
-import multiprocessing
-import os
-import resource
+import functools
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +27,7 @@ import torch
 
 from benchmarks.harness import results as results_format
 from test.fuzz import op_sweep_data as data
+from test.fuzz import workers
 from test.fuzz.op_sweep_judge import (
     DEFAULT_DTYPES,
     OTHER_DTYPES,
@@ -46,22 +42,7 @@ from test.fuzz.op_sweep_judge import (
     sample_cases,
     supported,
 )
-
-BATCHES_PER_WORKER = 25
-"""Compiled libraries stay loaded in the process that compiled them, so workers are replaced."""
-
-
-def _serve(connection: Connection, samples: int, memory_bytes: int, log: str) -> None:
-    """Judge batches until None arrives; the body of a worker process."""
-    # RLIMIT_DATA, not RLIMIT_AS: libraries reserve address space far beyond what they use.
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    while (batch := connection.recv()) is not None:
-        print(f"batch: {', '.join(map(str, batch))}", flush=True)
-        connection.send(judge(batch, samples=samples, announce=connection.send))
-
+from test.fuzz.workers import BATCHES_PER_WORKER, Announce, Worker
 
 _CRASHED = {
     "eager": (Verdict.EAGER_FAILS, None, None),
@@ -71,45 +52,8 @@ _CRASHED = {
 """By the stage that did not end: the verdict, and the outcomes of both backends."""
 
 
-class Worker:
-    """A process that judges batches and may die of one."""
-
-    def __init__(self, samples: int, memory_bytes: int, log: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_serve, args=(theirs, samples, memory_bytes, log), daemon=True
-        )
-        self.process.start()
-        theirs.close()
-
-    def judge(self, batch: Sequence[Case], timeout_s: float) -> list[Result] | tuple[str, str]:
-        """The batch's results or, if the process dies or is stuck, the stage and what happened.
-
-        After the latter the worker is spent.
-        """
-        stage = "eager"
-        try:
-            self.connection.send(batch)
-            while self.connection.poll(timeout_s):
-                message = self.connection.recv()
-                if not isinstance(message, str):
-                    return message
-                stage = message
-            why = f"no answer within {timeout_s:.0f} s"
-        except (EOFError, OSError):
-            self.process.join()
-            why = f"the process ended with exit code {self.process.exitcode}"
-        self.process.kill()
-        return stage, why
-
-    def close(self) -> None:
-        """End the process, which is idle or dead."""
-        with contextlib.suppress(OSError):
-            self.connection.send(None)
-        self.process.join(timeout=30)
-        self.process.kill()
-        self.connection.close()
+def _judge(samples: int, batch: Sequence[Case], announce: Announce) -> list[Result]:
+    return judge(batch, samples=samples, announce=announce)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,23 +87,24 @@ def sweep(
 
     def attend() -> None:
         while pending:
-            worker = Worker(limits.samples, limits.memory_bytes, log)
+            worker: Worker[Sequence[Case], list[Result]] = Worker(
+                functools.partial(_judge, limits.samples), limits.memory_bytes, log
+            )
             try:
                 for _ in range(BATCHES_PER_WORKER):
                     try:
                         batch = pending.popleft()
                     except IndexError:
                         return
-                    answer = worker.judge(batch, limits.timeout_s)
-                    if isinstance(answer, list):
+                    answer, why = worker.judge(batch, limits.timeout_s)
+                    if not isinstance(answer, str):
                         results = answer
                     elif len(batch) > 1:
                         pending.extendleft([case] for case in batch)
                         break
                     else:
-                        stage, why = answer
-                        verdict, stock, ours = _CRASHED[stage]
-                        results = [Result(batch[0], verdict, why, stock, ours)]
+                        verdict, stock, ours = _CRASHED[answer]
+                        results = [Result(batch[0], verdict, str(why), stock, ours)]
                     with lock:
                         on_results(results)
                     if results is not answer:
@@ -177,7 +122,7 @@ def sweep(
 
 
 class Journal:
-    """The results so far, one JSON object a line, so that an interrupted sweep can go on.
+    """The results so far, so that an interrupted sweep can go on.
 
     A journal holds for one torch, one source state of inductor_ext and one number of samples; any
     other journal at its path is overwritten.
@@ -186,25 +131,15 @@ class Journal:
     def __init__(self, path: Path, samples: int, *, restart: bool) -> None:
         from inductor_ext.storage import digest
 
-        self.results: dict[Case, Result] = {}
-        self._path = path
-        header = json.dumps([torch.__version__, digest.source_key(), samples])
-        lines = path.read_text().splitlines() if path.exists() and not restart else []
-        earlier = []
-        if lines[:1] == [header]:
-            # A line cut short by an interruption is judged again.
-            for line in lines[1:]:
-                with contextlib.suppress(json.JSONDecodeError):
-                    earlier.append(Result.from_json(json.loads(line)))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(header + "\n")
-        self.add(earlier)
+        header = (torch.__version__, digest.source_key(), samples)
+        self._journal = workers.Journal(path, header, restart=restart)
+        earlier = map(Result.from_json, self._journal.earlier)
+        self.results: dict[Case, Result] = {result.case: result for result in earlier}
 
     def add(self, results: Sequence[Result]) -> None:
         """Keep results, in memory and on disk."""
         self.results.update((result.case, result) for result in results)
-        with self._path.open("a") as file:
-            file.writelines(json.dumps(result.to_json()) + "\n" for result in results)
+        self._journal.write(result.to_json() for result in results)
 
 
 def unlisted_stock_failures(results: Sequence[Result]) -> list[Result]:

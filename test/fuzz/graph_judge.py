@@ -1,0 +1,476 @@
+"""Judges programs of the graph fuzzer: eager mode, Inductor (default) and inductor_ext.
+
+Programs of a batch are compiled together, as children of one module, because a C++ compile costs
+about the same for several small graphs as for one. What fails in a batch is judged alone.
+
+Compared with eager mode are results, inputs and buffers after the calls, gradients, and which
+results share memory with inputs, buffers or each other. Integers must be equal. Floating-point
+values may differ by a multiple of the dtype's precision, of what a rounding error of the inputs
+changes, and of eager mode's own distance from double precision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+from torch import Tensor
+from torch._inductor import config as inductor_config
+
+import inductor_ext
+from inductor_ext import exc
+from test.fuzz.graph_generator import generate, mode_of
+from test.fuzz.graph_programs import Observer, Program, Run, run_eager, to_double
+from test.fuzz.op_sweep_judge import reason
+from test.fuzz.workers import Announce
+
+WAYS = ("stock", "compile", "cpp_wrapper", "package")
+"""How programs are compiled: "stock" is Inductor (default) by torch.compile, the others ours."""
+
+COMPILE_MODES: dict[str, dict[str, Any]] = {"default": {}, "max-autotune": {"max_autotune": True}}
+"""Options by mode. CUDA graphs stay off: they reuse a result's memory in the next call."""
+
+Build = tuple[str, str]
+"""A way and a mode."""
+
+
+class Verdict(str, enum.Enum):
+    """The verdict of a program on one way."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    CRASH = "crash"
+    ERROR = "error"
+    REFUSED = "refused"
+    """An error that names the construct: a class of `inductor_ext.exc`."""
+    STOCK_WRONG_TOO = "stock_wrong_too"
+    STOCK_CRASH_TOO = "stock_crash_too"
+    STOCK_ERROR_TOO = "stock_error_too"
+    SKIPPED = "skipped"
+    """Not a case: eager mode ends the process, torch.export fails, or a package would train."""
+
+
+FAILURES = (Verdict.WRONG, Verdict.CRASH, Verdict.ERROR)
+"""What eager mode and Inductor (default) do not have."""
+
+DISAGREEMENTS = (
+    *FAILURES,
+    Verdict.STOCK_WRONG_TOO,
+    Verdict.STOCK_CRASH_TOO,
+    Verdict.STOCK_ERROR_TOO,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a compiled program did."""
+
+    verdict: Verdict
+    """RIGHT, WRONG, CRASH, ERROR, REFUSED or SKIPPED."""
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The verdict of a program on one way."""
+
+    seed: int
+    way: str
+    mode: str
+    verdict: Verdict
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as a JSON object; `from_json` reads it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Result:
+        """Raises KeyError or ValueError where `fields` is not what `to_json` writes."""
+        return cls(**{**fields, "verdict": Verdict(fields["verdict"])})
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a worker judges at once."""
+
+    seeds: tuple[int, ...]
+    builds: tuple[Build, ...]
+    device: str = "cpu"
+    ours: Outcome | None = None
+    """The outcome of the only seed and build, if it crashed the process: run Inductor (default)."""
+
+
+class NotExportedError(Exception):
+    """torch.export fails."""
+
+
+# --- compiling ----------------------------------------------------------------------------------
+
+
+class _Batch(torch.nn.Module):
+    """Programs that are compiled together; each has its own arguments and results."""
+
+    def __init__(self, programs: Sequence[Program]) -> None:
+        super().__init__()
+        self.programs = torch.nn.ModuleList(p.module(compiled=True) for p in programs)
+
+    def forward(self, arguments: list[list[Tensor]]) -> list[tuple[Tensor, ...]]:
+        return [p(*values) for p, values in zip(self.programs, arguments, strict=True)]
+
+
+Function = Callable[[list[list[Tensor]]], Sequence[Sequence[Tensor]]]
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    torch._dynamo.reset()
+    with (
+        warnings.catch_warnings(),
+        torch._dynamo.config.patch(
+            capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
+        ),
+        inductor_config.patch(fx_graph_cache=False, compile_threads=1),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        inductor_ext.config.patch(enabled=True, fallback_to_eager=False),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
+def _compile(
+    batch: _Batch, programs: Sequence[Program], build: Build, backend: str, folder: Path
+) -> tuple[Function, torch.nn.Module | None, Sequence[Program]]:
+    """Compile a batch; return a function, the module with its buffers, and the programs to run.
+
+    Args:
+        batch: of the programs.
+        programs: of one mode.
+        build: the way and mode.
+        backend: "inductor" or "inductor_ext".
+        folder: for packages.
+    """
+    way, mode = build
+    options = dict(COMPILE_MODES[mode])
+    if way == "package":
+        function, programs = _package(batch, programs, options, backend, folder)
+        return function, None, programs
+    if way == "cpp_wrapper":
+        options["cpp_wrapper"] = True
+    dynamic = len(programs[0].sizes) > 1
+    compiled: Any = torch.compile(
+        batch, backend=backend, fullgraph=True, dynamic=dynamic, options=options
+    )
+    return compiled, batch, programs
+
+
+def _package(
+    batch: _Batch,
+    programs: Sequence[Program],
+    options: dict[str, Any],
+    backend: str,
+    folder: Path,
+) -> tuple[Function, Sequence[Program]]:
+    arguments = ([p.arguments(0) for p in programs],)
+    dims = ([[_dynamic_dims(i.shape) for i in p.inputs] for p in programs],)
+    dynamic = len(programs[0].sizes) > 1
+    try:
+        exported = torch.export.export(
+            batch, arguments, dynamic_shapes=dims if dynamic else None, strict=False
+        )
+    except Exception as error:
+        raise NotExportedError(reason(error)) from error
+    if dynamic and not _accepts_all_sizes(exported, programs):
+        # torch.export has specialized a size.
+        programs = [_without_other_sizes(p) for p in programs]
+    path = str(folder / f"{backend}.pt2")
+    if backend == "inductor_ext":
+        inductor_ext.aoti_compile_and_package(exported, package_path=path, inductor_configs=options)
+        return inductor_ext.load(path), programs
+    torch._inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=options)
+    return torch._inductor.aoti_load_package(path), programs
+
+
+def _dynamic_dims(shape: Sequence[str]) -> Any:
+    return {d: torch.export.Dim.AUTO for d, size in enumerate(shape) if not size.isdigit()}
+
+
+def _accepts_all_sizes(exported: torch.export.ExportedProgram, programs: Sequence[Program]) -> bool:
+    module = exported.module()
+    try:
+        for call in range(1, len(programs[0].sizes)):
+            module([p.arguments(call) for p in programs])
+    except Exception:
+        return False
+    return True
+
+
+def _without_other_sizes(program: Program) -> Program:
+    return dataclasses.replace(program, sizes=program.sizes[:1] * len(program.sizes))
+
+
+def _run(
+    function: Function, module: torch.nn.Module | None, programs: Sequence[Program]
+) -> list[Run]:
+    """Call a compiled batch as `run_eager` calls each of its programs."""
+    children = [None] * len(programs) if module is None else [*module.programs]  # type: ignore[arg-type]
+    observers = [Observer(*pair) for pair in zip(programs, children, strict=True)]
+    for call in range(programs[0].calls):
+        arguments = [p.arguments(call) for p in programs]
+        with torch.set_grad_enabled(programs[0].training):
+            results = function(arguments)
+            losses = [o.loss(r) for o, r in zip(observers, results, strict=True)]
+            total = [loss for loss in losses if loss is not None]
+        if total:
+            sum(total).backward()  # type: ignore[union-attr]
+        for observer, values, outputs in zip(observers, arguments, results, strict=True):
+            observer.add(call, values, outputs)
+    return [observer.finish() for observer in observers]
+
+
+# --- comparing ----------------------------------------------------------------------------------
+
+_PRECISION = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def find_difference(program: Program, actual: Run) -> str:
+    """How a run differs from eager mode in what a user can observe; empty if it does not."""
+    expected = run_eager(program)
+    perturbed: Run | None = None
+    double: Run | None = None
+    for name, right in expected.values.items():
+        if name not in actual.values:
+            if name.startswith("buffer"):
+                continue
+            return f"{name} is missing"
+        value = actual.values[name]
+        if right is None or value is None:
+            if right is not value:
+                return f"{name}: {_describe(value)} instead of {_describe(right)}"
+            continue
+        if (value.shape, value.dtype) != (right.shape, right.dtype):
+            return f"{name}: {_describe(value)} instead of {_describe(right)}"
+        if _is_equal(value, right) or _is_close(value, right):
+            continue
+        if right.dtype.is_floating_point or right.dtype.is_complex:
+            perturbed = perturbed or run_eager(program, perturbed=True)
+            double = double or run_eager(program, double=True)
+            exact = double.values[name]
+            other = perturbed.values[name]
+            assert exact is not None
+            assert other is not None
+            if _is_as_exact(value, right, other, exact):
+                continue
+        return f"{name}: {_describe_difference(value, right)}"
+    return _find_alias(expected, actual)
+
+
+def _describe(value: Tensor | None) -> str:
+    return "None" if value is None else f"{value.dtype}{[*value.shape]}"
+
+
+def _describe_difference(value: Tensor, right: Tensor) -> str:
+    wrong = ~torch.isclose(value, right, rtol=1e-3, atol=1e-5, equal_nan=True)
+    wrong = wrong if wrong.any() else value != right
+    first = tuple(wrong.nonzero()[0].tolist())
+    return (
+        f"{int(wrong.sum())} of {value.numel()} elements of {_describe(right)} are wrong, "
+        f"at {[*first]} {value[first].item()} instead of {right[first].item()}"
+    )
+
+
+def _is_equal(value: Tensor, right: Tensor) -> bool:
+    return torch.equal(value, right)
+
+
+def _is_close(value: Tensor, right: Tensor) -> bool:
+    if not (right.dtype.is_floating_point or right.dtype.is_complex) or not right.numel():
+        return False
+    allowed = _PRECISION.get(right.dtype, 1e-4)
+    wide = to_double(right)
+    scale = float(wide.abs().nan_to_num().max())
+    return bool(
+        torch.isclose(
+            to_double(value), wide, rtol=allowed, atol=allowed * scale / 4, equal_nan=True
+        ).all()
+    )
+
+
+def _is_as_exact(value: Tensor, right: Tensor, perturbed: Tensor, exact: Tensor) -> bool:
+    """Whether the value is near eager mode's, given how inexact that is."""
+    value, right, perturbed, exact = map(to_double, (value, right, perturbed, exact))
+    scale = float(right.abs().nan_to_num().max())
+    allowed = 8 * (perturbed - right).abs().max() + 4 * (right - exact).abs().max() + 1e-5 * scale
+    return bool(((value - right).abs() <= allowed).all())
+
+
+def _find_alias(expected: Run, actual: Run) -> str:
+    """The first pair of tensors that share memory in one of the runs only."""
+    right = set(expected.aliases)
+    for pair in actual.aliases:
+        if pair not in right:
+            return f"{pair[0]} and {pair[1]} share memory"
+    return ""
+
+
+def missing_aliases(program: Program, actual: Run) -> set[tuple[str, str]]:
+    """Pairs of tensors that share memory in eager mode only."""
+    return set(run_eager(program).aliases) - set(actual.aliases)
+
+
+# --- judging ------------------------------------------------------------------------------------
+
+
+def run_build(programs: Sequence[Program], build: Build, backend: str) -> list[Outcome]:
+    """Compile programs in one batch and compare their runs with eager mode.
+
+    Raises:
+        NotExportedError: torch.export fails for the batch.
+        Exception: the compile or a call fails.
+    """
+    with _settings(), tempfile.TemporaryDirectory() as folder:
+        with torch.set_grad_enabled(programs[0].training):
+            function, module, programs = _compile(
+                _Batch(programs), programs, build, backend, Path(folder)
+            )
+        runs = _run(function, module, programs)
+        whys = [find_difference(p, run) for p, run in zip(programs, runs, strict=True)]
+    return [Outcome(Verdict.WRONG if why else Verdict.RIGHT, why) for why in whys]
+
+
+def run_alone(program: Program, build: Build, backend: str) -> Outcome:
+    """The outcome of one program, whether it is compiled or not."""
+    try:
+        return run_build([program], build, backend)[0]
+    except NotExportedError as error:
+        return Outcome(Verdict.SKIPPED, str(error))
+    except Exception as error:
+        return Outcome(_classify(error), reason(error))
+
+
+def _classify(error: BaseException) -> Verdict:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, exc.InductorExtError) and not isinstance(
+            cause, (exc.ArtifactRunError, exc.ArtifactLoadError)
+        ):
+            return Verdict.REFUSED
+        # Dynamo keeps the backend's error in an attribute of its own.
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__
+    return Verdict.ERROR
+
+
+_TOO = {
+    Verdict.WRONG: Verdict.STOCK_WRONG_TOO,
+    Verdict.CRASH: Verdict.STOCK_CRASH_TOO,
+    Verdict.ERROR: Verdict.STOCK_ERROR_TOO,
+}
+
+
+def verdict_of(ours: Outcome, stock: Outcome) -> tuple[Verdict, str]:
+    """The verdict that follows from the outcomes of both, and its reason."""
+    if ours.verdict not in _TOO:
+        return ours.verdict, ours.why
+    if stock.verdict is ours.verdict:
+        return _TOO[ours.verdict], f"{ours.why}; Inductor (default): {stock.why}"
+    return ours.verdict, f"{ours.why}; Inductor (default) is {stock.verdict.value}: {stock.why}"
+
+
+class Judge:
+    """Judges the programs of one task, build by build."""
+
+    def __init__(self, programs: Sequence[Program], announce: Announce) -> None:
+        self.programs = programs
+        self._announce = announce
+
+    def announce(self, build: Build, backend: str, ours: Outcome | None = None) -> None:
+        """Announce a stage; `parse_stage` reads it."""
+        fields = None if ours is None else (ours.verdict.value, ours.why)
+        self._announce(json.dumps([build, backend, fields]))
+
+    def judge(self, build: Build) -> list[Result]:
+        """The results of all programs on one build."""
+        way, mode = build
+        if way == "package" and self.programs[0].training:
+            why = "the program trains"
+            return [Result(p.seed, way, mode, Verdict.SKIPPED, why) for p in self.programs]
+        return self._judge(list(self.programs), build)
+
+    def _judge(self, programs: list[Program], build: Build) -> list[Result]:
+        if len(programs) == 1:
+            return [self.judge_alone(programs[0], build)]
+        way, mode = build
+        self.announce(build, _backend(way))
+        try:
+            outcomes = run_build(programs, _route(build), _backend(way))
+        except Exception:
+            middle = len(programs) // 2
+            return self._judge(programs[:middle], build) + self._judge(programs[middle:], build)
+        results = []
+        for program, outcome in zip(programs, outcomes, strict=True):
+            if outcome.verdict is Verdict.RIGHT:
+                results.append(Result(program.seed, way, mode, Verdict.RIGHT))
+                continue
+            result = self.judge_alone(program, build)
+            if result.verdict is Verdict.RIGHT:
+                seeds = [p.seed for p in programs]
+                why = f"compiled together with seeds {seeds}: {outcome.why}"
+                result = dataclasses.replace(result, verdict=Verdict.WRONG, why=why)
+            results.append(result)
+        return results
+
+    def judge_alone(self, program: Program, build: Build, ours: Outcome | None = None) -> Result:
+        """The result of one program.
+
+        Args:
+            program: the program.
+            build: the way and mode.
+            ours: the extension's outcome, if it is known.
+        """
+        way, mode = build
+        if ours is None:
+            self.announce(build, _backend(way))
+            ours = run_alone(program, _route(build), _backend(way))
+        if ours.verdict not in _TOO or way == "stock":
+            return Result(program.seed, way, mode, ours.verdict, ours.why)
+        self.announce(build, "inductor", ours)
+        stock = run_alone(program, build, "inductor")
+        return Result(program.seed, way, mode, *verdict_of(ours, stock))
+
+
+def _backend(way: str) -> str:
+    return "inductor" if way == "stock" else "inductor_ext"
+
+
+def _route(build: Build) -> Build:
+    return ("compile", build[1]) if build[0] == "stock" else build
+
+
+def parse_stage(stage: str) -> tuple[Build, str, Outcome | None]:
+    """What was announced: the build, the backend and the extension's outcome, if known."""
+    (way, mode), backend, fields = json.loads(stage)
+    ours = None if fields is None else Outcome(Verdict(fields[0]), fields[1])
+    return (way, mode), backend, ours
+
+
+def judge_task(task: Task, announce: Announce) -> list[Result]:
+    """Judge a task; the function of a worker process."""
+    torch.set_num_threads(2)
+    programs = [generate(seed, task.device) for seed in task.seeds]
+    modes = {mode_of(seed) for seed in task.seeds}
+    assert len(modes) == 1, "programs of a batch have one mode"
+    judge = Judge(programs, announce)
+    if task.ours is not None:
+        return [judge.judge_alone(programs[0], task.builds[0], task.ours)]
+    return [result for build in task.builds for result in judge.judge(build)]

@@ -1,0 +1,260 @@
+"""Random programs agree with eager mode, and the graph fuzzer finds those that do not.
+
+The programs of `SEEDS` are compiled in batches. The other tests show what a comparison
+distinguishes, how a crash is attributed, and how a program is reduced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.harness import results as results_format
+from test.fuzz import graph_judge, graph_shrink, graphs, memory_programs, workers
+from test.fuzz.graph_generator import BATCH, MODES, generate, is_reproducible, mode_of
+from test.fuzz.graph_judge import Build, Outcome, Result, Task, Verdict
+from test.fuzz.graph_programs import Input, Observer, Program, Run, run_eager
+
+SEEDS: tuple[tuple[Build, range], ...] = ()
+
+
+def _id(value: Any) -> str:
+    return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else f"{value[0]}..{value[-1]}"
+
+
+@pytest.mark.parametrize(("build", "seeds"), SEEDS, ids=_id)
+def test_programs_agree_with_eager_mode(build: Build, seeds: range) -> None:
+    results = graph_judge.judge_task(Task(tuple(seeds), (build,)), lambda stage: None)
+    allowed = {Verdict.RIGHT, Verdict.REFUSED, Verdict.STOCK_ERROR_TOO, Verdict.SKIPPED}
+    assert [result for result in results if result.verdict not in allowed] == []
+    assert sum(result.verdict is Verdict.RIGHT for result in results) >= len(seeds) - 2
+
+
+class TestGenerator:
+    def test_a_seed_always_draws_the_same_program(self) -> None:
+        assert generate(3) == generate(3)
+        assert generate(3).lines != generate(4).lines
+
+    def test_a_batch_has_one_mode(self) -> None:
+        assert {mode_of(seed) for seed in range(BATCH * len(MODES))} == set(MODES)
+        for start in range(0, 80, BATCH):
+            assert len({mode_of(seed) for seed in range(start, start + BATCH)}) == 1
+
+    @pytest.mark.parametrize("seed", [0, BATCH, 3 * BATCH, 9 * BATCH])
+    def test_programs_have_the_mode_of_their_seed(self, seed: int) -> None:
+        program = generate(seed)
+        assert program.training == ("training" in mode_of(seed))
+        assert program.dynamic == ("dynamic" in mode_of(seed))
+
+
+FLOAT = Input("x0", ("n", "m"))
+PROGRAM = Program(
+    0,
+    (FLOAT,),
+    ("t1 = x0 * 2", "t2 = x0[1:]", "self.b0.add_(1)", "x0[0] = 1"),
+    ("t1", "t2"),
+    ((("n", 4), ("m", 3)),),
+    buffers=(Input("b0", ("2",)),),
+)
+
+
+def _run_variant(*lines: str, program: Program = PROGRAM) -> Run:
+    """Eager mode's run of a program with other lines, as if it were compiled code's."""
+    return run_eager(dataclasses.replace(program, lines=lines))
+
+
+class TestComparison:
+    def test_equal_runs_agree(self) -> None:
+        assert graph_judge.find_difference(PROGRAM, run_eager(PROGRAM)) == ""
+
+    @pytest.mark.parametrize(
+        ("lines", "why"),
+        [
+            (("t1 = x0 * 2.01", *PROGRAM.lines[1:]), "call 0: result 0 at once: 12 of 12"),
+            (("t1 = x0.double()", *PROGRAM.lines[1:]), "torch.float64[4, 3] instead of"),
+            (("t1 = x0[1:]", *PROGRAM.lines[1:]), "torch.float32[3, 3] instead of"),
+            ((*PROGRAM.lines[:3], "x0[1] = 1"), "result 1 at once"),
+            ((*PROGRAM.lines[:2], "x0[0] = 1"), "buffer b0"),
+            (("t1 = x0 * 2", "t2 = x0[1:]", "self.b0.add_(1)"), "input x0"),
+        ],
+    )
+    def test_differences_are_named(self, lines: tuple[str, ...], why: str) -> None:
+        assert why in graph_judge.find_difference(PROGRAM, _run_variant(*lines))
+
+    def test_a_result_must_not_become_an_input(self) -> None:
+        program = dataclasses.replace(PROGRAM, lines=("t1 = x0.clone()", "t2 = x0 + 1"))
+        run = _run_variant("t1 = x0", "t2 = x0 + 1", program=program)
+        why = graph_judge.find_difference(program, run)
+        assert why == "call 0: input x0 and result 0 share memory"
+
+    def test_a_later_call_must_not_change_a_result(self) -> None:
+        observer = Observer(PROGRAM, None)
+        kept = torch.zeros(2)
+        observer.add(0, PROGRAM.arguments(0), [kept, kept + 1])
+        kept.add_(1)
+        values = observer.finish().values
+        assert not torch.equal(
+            values["call 0: result 0"],  # type: ignore[arg-type]
+            values["call 0: result 0 at once"],  # type: ignore[arg-type]
+        )
+
+    def test_gradients_are_compared(self) -> None:
+        grad = dataclasses.replace(FLOAT, grad=True)
+        program = dataclasses.replace(PROGRAM, inputs=(grad,), lines=("t1 = x0 * 2", "t2 = x0"))
+        run = _run_variant("t1 = x0 * 2", "t2 = x0 * 1 + 0 * x0.detach()", program=program)
+        assert graph_judge.find_difference(program, run) == ""
+        run = _run_variant("t1 = x0 * 2", "t2 = x0.detach() + 0 * x0", program=program)
+        assert "gradient x0" in graph_judge.find_difference(program, run)
+
+    def test_rounding_errors_agree_and_integers_must_be_equal(self) -> None:
+        run = _run_variant("t1 = x0 * 2 * (1 + 1e-6)", *PROGRAM.lines[1:])
+        assert graph_judge.find_difference(PROGRAM, run) == ""
+        counting = dataclasses.replace(PROGRAM, lines=("t1 = (x0 > 0).sum()", "t2 = x0"))
+        run = _run_variant("t1 = (x0 > 0).sum() + 1", "t2 = x0", program=counting)
+        assert "1 of 1 elements" in graph_judge.find_difference(counting, run)
+
+    def test_unstable_programs_are_not_reproducible(self) -> None:
+        assert is_reproducible(PROGRAM)
+        unstable = dataclasses.replace(PROGRAM, lines=("t1 = (x0 * 1e7).long()", "t2 = x0"))
+        assert not is_reproducible(unstable)
+
+
+WRONG, CRASH, ERROR = (Outcome(v, "ours") for v in (Verdict.WRONG, Verdict.CRASH, Verdict.ERROR))
+RIGHT = Outcome(Verdict.RIGHT)
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "verdict"),
+    [
+        (WRONG, RIGHT, Verdict.WRONG),
+        (WRONG, Outcome(Verdict.ERROR), Verdict.WRONG),
+        (WRONG, Outcome(Verdict.WRONG), Verdict.STOCK_WRONG_TOO),
+        (CRASH, Outcome(Verdict.WRONG), Verdict.CRASH),
+        (CRASH, Outcome(Verdict.CRASH), Verdict.STOCK_CRASH_TOO),
+        (ERROR, RIGHT, Verdict.ERROR),
+        (ERROR, Outcome(Verdict.ERROR), Verdict.STOCK_ERROR_TOO),
+        (RIGHT, Outcome(Verdict.WRONG), Verdict.RIGHT),
+        (Outcome(Verdict.REFUSED), RIGHT, Verdict.REFUSED),
+    ],
+)
+def test_verdict(ours: Outcome, stock: Outcome, verdict: Verdict) -> None:
+    assert graph_judge.verdict_of(ours, stock)[0] is verdict
+
+
+class TestCrashes:
+    BUILDS: tuple[Build, ...] = (("compile", "default"), ("package", "default"))
+
+    def _stages(self, judge: Any) -> list[str]:
+        stages: list[str] = []
+        judge(graph_judge.Judge([], stages.append))
+        return stages
+
+    def test_a_batch_is_repeated_program_by_program(self) -> None:
+        task = Task((1, 2), self.BUILDS)
+        results, repeated = graphs.attribute_crash(task, workers.FIRST_STAGE, "died")
+        assert not results
+        assert [t.seeds for t in repeated] == [(1,), (2,)]
+
+    def test_after_a_crash_inductor_is_run_and_then_the_other_builds(self) -> None:
+        (stage,) = self._stages(lambda j: j.announce(self.BUILDS[0], "inductor_ext"))
+        results, (first, second) = graphs.attribute_crash(Task((1,), self.BUILDS), stage, "died")
+        assert not results
+        assert (first.builds, first.ours) == (self.BUILDS[:1], Outcome(Verdict.CRASH, "died"))
+        assert (second.builds, second.ours) == (self.BUILDS[1:], None)
+
+    @pytest.mark.parametrize(
+        ("ours", "verdict"), [(CRASH, Verdict.STOCK_CRASH_TOO), (WRONG, Verdict.WRONG)]
+    )
+    def test_a_crash_of_inductor_is_its_outcome(self, ours: Outcome, verdict: Verdict) -> None:
+        (stage,) = self._stages(lambda j: j.announce(self.BUILDS[0], "inductor", ours))
+        ((result,), _) = graphs.attribute_crash(Task((1,), self.BUILDS[:1]), stage, "died")
+        assert result.verdict is verdict
+
+    @pytest.mark.slow  # Starts two processes that import torch.
+    def test_the_fuzzer_survives_the_death_of_a_worker(self, tmp_path: Path) -> None:
+        worker: workers.Worker[str, str] = workers.Worker(_die, None, os.fspath(tmp_path / "log"))
+        try:
+            assert worker.judge("live", 300) == ("alive", None)
+            assert worker.judge("die", 300) == ("ours", "the process ended with exit code -6")
+        finally:
+            worker.close()
+
+
+def _die(batch: str, announce: workers.Announce) -> str:
+    announce("ours")
+    if batch == "die":
+        os.abort()
+    return "alive"
+
+
+class TestShrinking:
+    PROGRAM = dataclasses.replace(
+        PROGRAM,
+        inputs=(dataclasses.replace(FLOAT, layout="transposed"), Input("x1", ("n",))),
+        lines=("t1 = x0 * 2", "t2 = x0 + 1\nt3 = x1.cos()", "t4 = t1 + t2", "t5 = t3.sin()"),
+        outputs=("t4", "t5", "t1"),
+    )
+
+    def _run(self, program: Program) -> Outcome:
+        return WRONG if "cos" in program.source() else RIGHT
+
+    def test_only_what_is_needed_remains(self) -> None:
+        small = graph_shrink.shrink(self.PROGRAM, self._run, WRONG)
+        assert small.lines == ("t3 = x1.cos()",)
+        assert [i.name for i in small.inputs] == ["x1"]
+        assert not small.buffers
+
+    def test_the_script_is_standalone(self, capsys: pytest.CaptureFixture[str]) -> None:
+        program = dataclasses.replace(
+            self.PROGRAM, lines=(*self.PROGRAM.lines, "fuzz.flip_into(x0, x0.clone())")
+        )
+        script = graph_shrink.render_script(program, ("compile", "default"))
+        assert 'custom_op("inductor_ext_fuzz::flip_into", mutates_args={"out"})' in script
+        script = script.replace("inductor_ext_fuzz", "inductor_ext_fuzz_script")
+        script = script.replace('backend="inductor_ext', 'backend="eager')
+        exec(compile(script, "<script>", "exec"), {})
+        assert capsys.readouterr().out.count("compiled") == memory_programs.CALLS
+
+
+RESULTS = [
+    Result(0, "compile", "default", Verdict.RIGHT),
+    Result(1, "compile", "default", Verdict.WRONG, "values"),
+    Result(0, "stock", "default", Verdict.WRONG, "values"),
+]
+
+
+class TestResults:
+    def test_rows_count_verdicts_and_name_disagreements(self) -> None:
+        table = {(row["case"], row["metric"]): row for row in graphs.rows(RESULTS)}
+        assert table["compile, default", "right"]["ours"] == 1
+        assert table["compile, default", "wrong"]["ours"] == 1
+        assert table["stock, default", "wrong"]["stock"] == 1
+        assert table["seed 1", "compile, default"]["note"] == "wrong: values"
+        assert ("seed 0", "stock, default") not in table
+
+    def test_rows_follow_the_schema(self) -> None:
+        header = results_format.collect_header("graphs", "python -m test.fuzz.graphs")
+        results_format.validate({**header, "rows": graphs.rows(RESULTS)})
+
+    def test_a_journal_continues_a_run(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal"
+        journal = workers.Journal(path, ["torch"], restart=False)
+        journal.write(result.to_json() for result in RESULTS)
+        earlier = workers.Journal(path, ["torch"], restart=False).earlier
+        assert [Result.from_json(item) for item in earlier] == RESULTS
+        assert workers.Journal(path, ["another torch"], restart=False).earlier == []
+
+    def test_known_programs_are_left_out(self) -> None:
+        tasks = graphs.make_tasks(range(16), ["compile"], ["default"], "cpu")
+        known = {(seed, ("compile", "default")) for seed in range(9)}
+        assert [t.seeds for t in graphs.remaining_tasks(tasks, known)] == [tuple(range(9, 16))]
+
+    def test_every_mode_reaches_every_way(self) -> None:
+        tasks = graphs.make_tasks(range(2000), graph_judge.WAYS, ["default"], "cpu")
+        pairs = {(way, mode_of(t.seeds[0])) for t in tasks for way, _ in t.builds}
+        assert pairs == {(way, mode) for way in graph_judge.WAYS for mode in MODES}
