@@ -8,9 +8,9 @@ docs/user/correctness.md lists all of them for users.
 from __future__ import annotations
 
 from inductor_ext.hooks.registry import Hook
-from inductor_ext.hooks.upstream_fixes import control_flow, exported_programs
+from inductor_ext.hooks.upstream_fixes import control_flow, exported_programs, mkldnn_inplace
 
-_MODULES = (exported_programs, control_flow)
+_MODULES = (exported_programs, control_flow, mkldnn_inplace)
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)
 
