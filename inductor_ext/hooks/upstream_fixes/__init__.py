@@ -8,9 +8,14 @@ docs/user/correctness.md lists all of them for users.
 from __future__ import annotations
 
 from inductor_ext.hooks.registry import Hook
-from inductor_ext.hooks.upstream_fixes import control_flow, exported_programs, mkldnn_inplace
+from inductor_ext.hooks.upstream_fixes import (
+    control_flow,
+    cpu_reductions,
+    exported_programs,
+    mkldnn_inplace,
+)
 
-_MODULES = (exported_programs, control_flow, mkldnn_inplace)
+_MODULES = (exported_programs, control_flow, cpu_reductions, mkldnn_inplace)
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)
 
