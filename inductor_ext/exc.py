@@ -8,6 +8,7 @@ environment variables are raised before any side effect.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "InputMismatchError",
     "KernelBuildError",
     "KernelLaunchError",
+    "MemoryBudgetCallError",
     "MemoryBudgetError",
     "MissingKernelError",
     "MissingToolchainError",
@@ -446,6 +448,29 @@ class MemoryBudgetError(InductorExtError):
         "Raise memory_budget, or reduce memory use: a smaller batch or sequence, a lower-precision "
         "dtype or, for training, activation checkpointing (torch.utils.checkpoint).\n{table}"
     )
+
+
+class MemoryBudgetCallError(MemoryBudgetError):
+    """A call of a compiled graph at sizes whose planned peak is above `memory_budget`."""
+
+    template = (
+        "The generated function {graph}, called with {sizes}, needs {needed} bytes on {device}, "
+        "above the memory_budget of {budget} bytes."
+    )
+    remedy = "Call it with smaller sizes, or compile it again with a higher memory_budget."
+
+    @classmethod
+    def from_message(cls, message: str) -> MemoryBudgetCallError | None:
+        """Return the error whose message, or the beginning of it, is in a text of C++ code."""
+        parts = re.split(r"\{(\w+)\}", cls.template.rstrip("."))
+        pattern = "".join(
+            f"(?P<{part}>.+?)" if index % 2 else re.escape(part) for index, part in enumerate(parts)
+        )
+        match = re.search(pattern, message, re.DOTALL)
+        if match is None:
+            return None
+        fields: dict[str, Any] = match.groupdict()
+        return cls(**fields | {name: int(fields[name]) for name in ("needed", "budget")})
 
 
 class NotReportableError(InductorExtError):

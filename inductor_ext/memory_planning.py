@@ -32,13 +32,14 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import Max
 
 from inductor_ext import events, exc
-from inductor_ext.memory import extern_memory, known_ir, plan_record, planner_input
+from inductor_ext.memory import budget, extern_memory, known_ir, plan_record, planner_input
 from inductor_ext.memory.graph_buffers import list_inlined_graphs
 from inductor_ext.memory.planner import arenas, peak_report, placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena, Request
 from inductor_ext.memory.planner.symbolic.evaluator import ExpressionEvaluator
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.memory.wrapper_reader import read_wrapper, record_peaks
+from inductor_ext.memory.symbolic_peak import SymbolicPeak, read_peak
+from inductor_ext.memory.wrapper_reader import WrapperMemory, read_wrapper, record_peaks
 from inductor_ext.memory.wrapper_writer import write_plan
 from inductor_ext.settings import Settings, parse_bytes
 
@@ -97,6 +98,10 @@ def plan_wrapper(
             callee = planner.memory.unknown_callee
             _warn_of_unchecked_budget(settings, f"it calls {callee}, whose memory use is unknown")
         _check_budget(record, settings)
+        budget_bytes = parse_bytes(settings.memory_budget)
+        unchecked = budget.add_checks(wrapper, planner.read_peak(), budget_bytes)
+        if unchecked:
+            _warn_of_unchecked_budget(settings, unchecked)
     events.emit(record, event_log=settings.event_log)
 
 
@@ -142,15 +147,15 @@ def _is_forced(settings: Settings) -> bool:
 
 
 def _check_budget(record: MemoryPlanRecord, settings: Settings) -> None:
-    budget = parse_bytes(settings.memory_budget or 0)
+    limit = parse_bytes(settings.memory_budget or 0)
     for device in peak_report.devices(record):
         needed = max(peak_report.allocated_bytes(record, device), default=0)
-        if needed > budget:
+        if needed > limit:
             raise exc.MemoryBudgetError(
                 graph=record.graph,
                 device=device,
                 peak=peak_report.human_bytes(needed),
-                budget=peak_report.human_bytes(budget),
+                budget=peak_report.human_bytes(limit),
                 table=peak_report.peak_table(record),
             )
 
@@ -188,6 +193,8 @@ class _Planner:
         self.force = _is_forced(settings)
         # The assumption of `list_other_memory` that the record reports.
         self.assumption = -1 if self.is_backward else 0
+        self.applied: tuple[WrapperMemory, placement_policy.Decision | None] = self.memory, None
+        """The storages and the decision of the plan that was written; set by `run`."""
 
     def run(self, start: float) -> MemoryPlanRecord:
         """Replace the wrapper's lines and return the record."""
@@ -219,6 +226,7 @@ class _Planner:
             self.wrapper.lines = self.inductor_plan
             strategy, peak, calls, rows = "stock", peak_before, calls_before, ()
             memory, applied = self.inductor_memory, None
+        self.applied = memory, applied
         record_peaks(self.wrapper, peak)
         return plan_record.make_record(
             self.wrapper,
@@ -234,6 +242,10 @@ class _Planner:
             arenas=rows,
             storages=plan_record.storage_rows(memory, applied, inputs=self.is_backward),
         )
+
+    def read_peak(self) -> SymbolicPeak:
+        """Return the memory that the plan uses, after `run`."""
+        return read_peak(self.wrapper, *self.applied, inputs=self.is_backward)
 
     def _decide(self) -> placement_policy.Decision:
         has_arenas = (

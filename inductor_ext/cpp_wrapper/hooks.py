@@ -70,6 +70,15 @@ HOOKS = (
         ),
     ),
     Hook(
+        "decorated_call",
+        "overridden",
+        (f"{_CPP}.generate_end",),
+        "cpp_wrapper.codegen.cpp_wrapper",
+        "Decorates the function `call` of a module with generated C++, to raise errors of C++ code "
+        "as the extension's classes.",
+        parameters=("result",),
+    ),
+    Hook(
         "loop_outputs",
         "overridden",
         (f"{_CPP}.codegen_while_loop",),

@@ -38,3 +38,17 @@ def linked_objects(wrapper: Any) -> dict[Any, LinkedObject]:
     """Return the mutable mapping of a wrapper codegen's objects, by what identifies a kernel."""
     objects: dict[Any, LinkedObject] = vars(wrapper).setdefault("inductor_ext_objects", {})
     return objects
+
+
+def call_decorators(wrapper: Any) -> list[str]:
+    """Return the mutable list of functions that decorate `call` of a C++ graph of torch.compile.
+
+    Each is "module:function"; the first is innermost. `cpp_wrapper` writes the calls.
+    """
+    decorators: list[str] = vars(wrapper).setdefault("inductor_ext_call_decorators", [])
+    return decorators
+
+
+def budget_exception(wrapper: Any) -> str:
+    """Return the C++ class, made from a text, to throw if a call exceeds `memory_budget`."""
+    return getattr(wrapper, "budget_exception", "std::runtime_error")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import FloorDiv, Min
 
 FALLBACK_HINT = 64
 """Value assumed for a size without a hint (unbacked symbols), as in Inductor's planner."""
@@ -23,8 +25,10 @@ def size_hint(expression: Any) -> int:
     return value
 
 
-def scratch_bytes(node: Any) -> int | None:
+def scratch_bytes(node: Any) -> Any:
     """Return the workspace bytes of a kernel that allocates its own outputs; None if unknown.
+
+    The result is an int or an expression in the sizes of the operands.
 
     The formula for float32 attention on CPU follows the allocations in at::native's flash
     attention: each thread has a tile of scores, two statistics per row, and a tile of the output.
@@ -35,9 +39,11 @@ def scratch_bytes(node: Any) -> int | None:
         if node.inputs[0].get_dtype() != torch.float32 or len(node.inputs) > 3:
             # A mask is copied; other dtypes need more tiles.
             return None
-        length, keys, head = (size_hint(size) for size in (query[2], key[2], query[3]))
-        rows = min(256 if length >= 768 else 64 if length >= 192 else 32, length)
-        columns = min(512, keys)
+        length, keys, head = map(sympy.sympify, (query[2], key[2], query[3]))
+        # 32 rows, 64 from a length of 192 on, 256 from 768 on.
+        from_192, from_768 = (Min(1, FloorDiv(length, limit)) for limit in (192, 768))
+        rows = Min(32 + 32 * from_192 + 192 * from_768, length)
+        columns = Min(512, keys)
         return torch.get_num_threads() * (rows * columns + 2 * rows + rows * head) * 4
     return None
 

@@ -90,7 +90,10 @@ def storage_rows(
             )
         )
     inner = [(start, end, peaks, "subgraph") for start, end, peaks in memory.calls]
-    inner += [(step, step + 1, {device: size}, "scratch") for step, device, size in memory.scratch]
+    inner += [
+        (step, step + 1, {device: size_hint(size)}, "scratch")
+        for step, device, size in memory.scratch
+    ]
     for start, end, peaks, name in inner:
         kind = "subgraph" if name == "subgraph" else "extern"
         rows += [

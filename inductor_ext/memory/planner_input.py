@@ -105,7 +105,7 @@ def list_other_memory(memory: WrapperMemory, *, backward: bool) -> dict[str, lis
         for device, size in peaks.items()
     ]
     inner += [
-        placement_policy.LiveRange(size=size, start=step, end=step + 1, device=device)
+        placement_policy.LiveRange(size=size_hint(size), start=step, end=step + 1, device=device)
         for step, device, size in memory.scratch
     ]
     dropped = [

@@ -97,8 +97,8 @@ class WrapperMemory:
     """Inputs that the code drops: free from then on, unless the caller keeps them."""
     calls: list[tuple[int, int, dict[str, int]]]
     """Called subgraphs: first step, end, peak by device."""
-    scratch: list[tuple[int, str, int]]
-    """Workspace that a kernel needs while it runs: step, device, bytes."""
+    scratch: list[tuple[int, str, Any]]
+    """Workspace that a kernel needs while it runs: step, device, bytes (int or expression)."""
     unbounded_steps: set[int]
     """Steps whose kernels may need an unknown amount of workspace."""
     removed: set[str]
@@ -106,6 +106,8 @@ class WrapperMemory:
     steps: int
     unknown_callee: str = ""
     """Name of a called function whose memory use is unknown."""
+    callees: list[str] = dataclasses.field(default_factory=list)
+    """Name of the function of each element of `calls`."""
 
 
 def read_wrapper(wrapper: Any, lines: Sequence[Any], unplanned: Sequence[Any]) -> WrapperMemory:
@@ -281,6 +283,7 @@ class _Reader:
             callee = peaks.get(name)
             if callee is not None:
                 self.memory.calls.append((step, step + 1, callee))
+                self.memory.callees.append(name)
             elif name in peaks:
                 self.memory.unbounded_steps.add(step)
                 self.memory.unknown_callee = name
@@ -302,7 +305,7 @@ class _Reader:
         scratch = extern_memory.scratch_bytes(node)
         if scratch is None:
             self.memory.unbounded_steps.add(step)
-        elif scratch:
+        elif scratch != 0:
             self.memory.scratch.append((step, str(node.get_device()), scratch))
 
     def _add_storage(self, node: Any, kind: str, step: int) -> Storage:

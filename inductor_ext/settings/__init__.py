@@ -196,7 +196,8 @@ class Settings:
     memory_budget: int | str | None = _setting(
         None,
         'Bytes, or a string such as "8GiB". If the planned peak on a device exceeds it, the '
-        "compile fails with an error that lists the buffers live at the peak.",
+        "compile fails with an error that lists the buffers live at the peak. With dynamic shapes "
+        "each call is checked at its sizes.",
         parse=parse_bytes,
     )
     memory_debug: bool = _setting(

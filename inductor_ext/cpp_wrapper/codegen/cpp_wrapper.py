@@ -27,6 +27,7 @@ from inductor_ext.cpp_wrapper.signature import from_graph
 from inductor_ext.cpp_wrapper.signature.conditions import add_guards
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
+from inductor_ext.hooks.wrapper_codegen import call_decorators
 from inductor_ext.settings import Settings
 
 
@@ -98,7 +99,8 @@ def generator(stock: Any, settings: Settings) -> Any:
     mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
     if stock is CppWrapperGpu and not _compat.scratch_covers_grid():
         mixed = (*mixed, upstream_fixes.GridScratch)
-    return _Constructor(_wrapper_class(stock, (*mixed, upstream_fixes.LoopOutputs)), settings)
+    mixed = (*mixed, upstream_fixes.LoopOutputs, DecoratedCall)
+    return _Constructor(_wrapper_class(stock, mixed), settings)
 
 
 @functools.cache
@@ -133,6 +135,18 @@ class _Constructor:
         return wrapper
 
 
+class DecoratedCall:
+    """Mixin for torch's C++ wrapper codegen classes: decorates `call` of a JIT compile's module."""
+
+    def generate_end(self: Any, result: Any) -> None:
+        """End the module with the decorators that features have requested."""
+        super().generate_end(result)  # type: ignore[misc]
+        for decorator in call_decorators(self):
+            module, function = decorator.split(":")
+            result.writeline(f"from {module} import {function}")
+            result.writeline(f"call = {function}(call)")
+
+
 class AotWrapper:
     """Mixin for torch's C++ wrapper codegen classes, placed before them in the MRO."""
 
@@ -147,6 +161,8 @@ class AotWrapper:
     """Whether `build` links the CUTLASS kernels that the code calls."""
     operators: tuple[Any, ...] = ()
     """The operators that a constant-folding graph calls through torch's proxy executor."""
+    budget_exception = "inductor_ext::BudgetError"
+    """See `hooks.wrapper_codegen`."""
     program: split_units.Program
     """The generated code, which `build` compiles, in several translation units if it is long."""
 

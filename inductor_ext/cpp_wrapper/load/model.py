@@ -252,9 +252,13 @@ class Model(LoadedModel):
             return
         why = self._library.last_error()
         if why:
-            if self._library.last_error_code() is ErrorCode.INPUT:
-                raise exc.InputMismatchError(why=why) from None
-            raise exc.ArtifactRunError(why=why) from None
+            code = self._library.last_error_code()
+            translated: exc.InductorExtError | None = None
+            if code is ErrorCode.INPUT:
+                translated = exc.InputMismatchError(why=why)
+            elif code is ErrorCode.BUDGET:
+                translated = exc.MemoryBudgetCallError.from_message(why)
+            raise (translated or exc.ArtifactRunError(why=why)) from None
 
     def get_metadata(self) -> dict[str, str]:
         return dict(self._metadata)

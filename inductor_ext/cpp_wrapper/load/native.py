@@ -25,6 +25,7 @@ class ErrorCode(enum.IntEnum):
     CONSTANT = 3
     WEIGHTS = 4
     CPU = 5
+    BUDGET = 6
 
 
 class NativeLibrary:

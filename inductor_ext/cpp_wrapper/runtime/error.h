@@ -16,11 +16,17 @@ enum class ErrorCode : int32_t {
   constant = 3, // a constant has no value, or a new value does not match it
   weights = 4,  // the weights cannot be read
   cpu = 5,      // the CPU lacks features that the code needs
+  budget = 6,   // the sizes of the inputs need more memory than memory_budget
 };
 
 struct Error : std::runtime_error {
   Error(ErrorCode code, const std::string& text) : std::runtime_error(text), code(code) {}
   ErrorCode code;
+};
+
+// Thrown by generated code.
+struct BudgetError : Error {
+  explicit BudgetError(const std::string& text) : Error(ErrorCode::budget, text) {}
 };
 
 } // namespace inductor_ext

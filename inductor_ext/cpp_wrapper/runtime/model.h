@@ -30,6 +30,8 @@
 #include <filesystem>
 #endif
 
+#include "error.h"
+
 // Generated code rounds the sizes of allocations up with this.
 [[maybe_unused]] static inline int64_t align(int64_t bytes) {
   return (bytes + 63) & -64;
