@@ -347,6 +347,26 @@ def _compiled_outcome(backend: str, prepared: Sequence[Prepared], *, whole: bool
     return Outcome(Status.AGREES if graphs else Status.NOT_CAPTURED, other_layout=other_layout)
 
 
+def run_cases(cases: Sequence[Case], backend: str = "inductor_ext") -> int:
+    """Compile and run cases without judging them; return how many ran.
+
+    If they do not compile together, each is compiled alone.
+    """
+    entries = operators()
+    with _settings():
+        prepared = [prepare(case, entries[case.operator]) for case in cases]
+        groups = [[case for case in prepared if isinstance(case, Prepared)]]
+        ran = 0
+        while groups:
+            group = groups.pop()
+            outcome = _compiled_outcome(backend, group, whole=False) if group else None
+            if outcome is None or outcome.status is not Status.FAILS:
+                ran += len(group)
+            elif len(group) > 1:
+                groups += [[case] for case in group]
+    return ran
+
+
 def disagreement(expected: Run, actual: Run, *, values: bool = True) -> str:
     """How two runs differ in what a user can observe; empty where they agree.
 
