@@ -74,6 +74,7 @@ PURE = (
     "cpp_wrapper.package.zip_directory",
     "cpp_wrapper.package.zip_format",
     "cpp_wrapper.package.zip_reader",
+    "cpp_wrapper.package.zip_structure",
     "cpp_wrapper.package.zip_writer",
     "cpp_wrapper.signature.expression",
     "cpp_wrapper.signature.signature",

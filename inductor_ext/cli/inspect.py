@@ -1,7 +1,8 @@
 """`inductor-ext inspect PACKAGE`: shows a package's contents, signatures and requirements.
 
-Runs nothing of the package, and verifies only its manifest. The exit code is 0, or 2 if the package
-cannot be read.
+Runs nothing of the package. It verifies the files of the models, as `inductor_ext.load` does, at
+about 0.6 s per GB, and shows damage as a reason why a model does not run here. The exit code is 0,
+or 2 if the package cannot be read.
 """
 
 from __future__ import annotations

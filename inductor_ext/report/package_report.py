@@ -61,23 +61,23 @@ class Report:
 
 
 def read(path: str) -> Report:
-    """Read a package. The contents of files other than the manifest are not verified.
+    """Read a package, and verify the files of its models as `inductor_ext.load` does.
 
     Raises:
         exc.BadPackageError, exc.IncompatibleArtifactError: the package cannot be read.
     """
     with zip_reader.open_package(path) as package:
         contents = manifest.read(package)
-        content = contents[0] if contents is not None else None
+        content = None if contents is None else contents[0]
         metadata = {
             name: values
             for name in zip_format.model_names(package.entries)
             if (values := _read_metadata(package, name, content)) is not None
         }
         misfits: dict[str, str | None] = {}
-        if content is not None:
-            _check_signatures(content, package.where)
-            misfits = {name: _find_misfit(content, model) for name, model in content.models.items()}
+        if contents is not None:
+            _check_signatures(contents[0], package.where)
+            misfits = _find_misfits(package, *contents)
         size = sum(entry.packed_size for entry in package.entries.values())
         if os.path.isfile(path):
             size = os.path.getsize(path)
@@ -111,10 +111,36 @@ def _read_metadata(
                 return {str(key): str(value) for key, value in values.items()}
             except (ValueError, AttributeError):
                 return None
+            except exc.BadPackageError:
+                if content is None:
+                    raise
+                return None  # damage is a reason why the model does not run
     return None
 
 
-def _find_misfit(content: manifest.Manifest, model: manifest.Model) -> str | None:
+def _find_misfits(
+    package: zip_reader.Package, content: manifest.Manifest, data: bytes
+) -> dict[str, str | None]:
+    """Return by model why `inductor_ext.load` would refuse it here, or None."""
+    seal = None
+    try:
+        manifest.check_seal(package, content, data)
+        damage = package.find_damage(content.digests())
+    except exc.BadPackageError as error:
+        seal, damage = str(error.fields["why"]), {}
+    misfits = {}
+    for name, model in content.models.items():
+        reasons = [_find_mismatch(content, model), seal]
+        if model.library is None:
+            reasons.append("it has the sources of the model, but no library")
+        folders = (f"{zip_format.MODELS_FOLDER}{name}/", "data/constants/")
+        reasons += [why for entry, why in damage.items() if entry.startswith(folders)]
+        misfits[name] = "; ".join(why for why in reasons if why is not None) or None
+    return misfits
+
+
+def _find_mismatch(content: manifest.Manifest, model: manifest.Model) -> str | None:
+    """Return why a model does not fit this machine and this torch, or None."""
     machine = manifest.Machine.current(_compat.torch_version(), model.device)
     try:
         manifest.check_machine(content, model, machine, "")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import json
 import pathlib
+import struct
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from inductor_ext import exc
 from inductor_ext.cli import main
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
 from test.support import altered_packages
@@ -238,6 +242,48 @@ def test_inspect_and_verify_import_no_torch(package: str) -> None:
         subprocess.run([sys.executable, "-c", code, package], check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("name", sorted(ENTRIES))
+def test_inspect_says_why_a_damaged_model_does_not_run(
+    name: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit(changed: dict[str, Any]) -> None:
+        changed["versions"]["torch"] = torch.__version__
+        changed["models"]["model"]["cpu_features"] = []
+        changed["platform"] = {}
+
+    path = other(tmp_path, fit)
+    assert "runs here    yes" in run(capsys, "inspect", path)[1]
+    data = bytearray(pathlib.Path(path).read_bytes())
+    with zip_reader.open_package(path) as opened:
+        entry = opened.entries[name]
+    data[entry.offset + entry.size // 2] ^= 1
+    pathlib.Path(path).write_bytes(data)
+    code, out = run(capsys, "inspect", path)
+    assert code == 0
+    assert f"runs here    no: {name} is damaged" in out
+    report = json.loads(run(capsys, "inspect", path, "--json")[1])
+    assert report["fits"] == {"model": False}
+
+
+def test_inspect_finds_another_manifest_and_a_missing_library(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = other(tmp_path, lambda changed: changed["models"]["model"].update(library=None))
+    assert "but no library" in run(capsys, "inspect", path)[1]
+    changed = json.dumps(altered_packages.manifest_of(pathlib.Path(path).read_bytes()))
+    file = io.BytesIO()
+    writer = zip_writer.Writer(file, "net")
+    with zip_reader.open_package(path) as opened:
+        for name in opened.entries:
+            is_manifest = name == manifest.PATH
+            data = changed.replace("abc123", "abc124").encode()
+            writer.add(name, data if is_manifest else opened.read(name))
+    writer.finish()
+    pathlib.Path(path).write_bytes(file.getvalue())
+    _, out = run(capsys, "inspect", path)
+    assert "its manifest is not the one that it was written with" in out
+
+
 # verify
 
 
@@ -284,6 +330,131 @@ def test_verify_finds_every_damaged_file(
             code, out = run(capsys, "verify", path)
             assert code == 2
             assert "is damaged" in out or "not the one that it was written with" in out
+
+
+def archives() -> dict[str, bytes]:
+    """Packages of the extension, of torch's writer, and of Python's zipfile."""
+    stock, compressed = io.BytesIO(), io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(stock)
+    for name, data in ENTRIES.items():
+        writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    with zipfile.ZipFile(compressed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in ENTRIES.items():
+            archive.writestr(f"net/{name}", data)
+    return {
+        "own": altered_packages.seal(ENTRIES, content()),
+        "torch": stock.getvalue(),
+        "zipfile": compressed.getvalue(),
+    }
+
+
+def is_intact(data: bytes) -> bool:
+    try:
+        with zip_reader.open_package(io.BytesIO(data)) as opened:
+            manifest.verify(opened)
+    except exc.BadPackageError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("writer", ["own", "torch", "zipfile"])
+def test_every_byte_between_entries_counts(writer: str) -> None:
+    """Headers, dates, padding, the central directory and the end."""
+    intact = archives()[writer]
+    assert is_intact(intact)
+    with zip_reader.open_package(io.BytesIO(intact)) as opened:
+        spans = [
+            range(entry.offset, entry.offset + entry.packed_size)
+            for entry in opened.entries.values()
+        ]
+    places = [at for at in range(len(intact)) if not any(at in span for span in spans)]
+    if len(places) > 3000:  # most of them are padding of the weights
+        places = places[:400] + places[400:-1800:97] + places[-1800:]
+    data = bytearray(intact)
+    for at in places:
+        data[at] ^= 1 << at % 8
+        assert not is_intact(bytes(data)), at
+        data[at] = intact[at]
+    for more in (b"\0", b"PK", intact[:100]):
+        assert not is_intact(intact + more)
+        assert not is_intact(more + intact)
+
+
+def test_data_after_a_compressed_entry_counts() -> None:
+    packed = zlib.compress(b"library", wbits=-15) + b"more"
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"net/{STEM}wrapper.so", packed)
+        (info,) = archive.infolist()
+        info.compress_type, info.file_size = zipfile.ZIP_DEFLATED, len(b"library")
+        info.CRC = zlib.crc32(b"library")
+    data = bytearray(file.getvalue())
+    # The local header was written before: the method, and CRC-32 and size as in the directory.
+    data[8:10] = struct.pack("<H", zipfile.ZIP_DEFLATED)
+    data[14:26] = struct.pack("<3L", info.CRC, len(packed), info.file_size)
+    with (
+        zip_reader.open_package(io.BytesIO(data)) as opened,
+        pytest.raises(exc.BadPackageError, match="followed by other data"),
+    ):
+        opened.verify({})
+
+
+@pytest.mark.parametrize("name", ["extra/x", "models/m.json", "data/more", ".data/x"])
+def test_verify_finds_files_that_the_manifest_does_not_list(name: str) -> None:
+    package = archives()["own"]
+    file = io.BytesIO()
+    writer = zip_writer.Writer(file, "net")
+    with zip_reader.open_package(io.BytesIO(package)) as opened:
+        for entry in opened.entries:
+            writer.add(entry, opened.read(entry), aligned=entry.endswith(".weights"))
+    assert file.getvalue() == package[: len(file.getvalue())]
+    writer.add(name, b"x")
+    writer.finish()
+    assert not is_intact(file.getvalue())
+
+
+def test_verify_checks_the_bookkeeping_files() -> None:
+    package = archives()["own"]
+    for changed in zip_format.BOOKKEEPING:
+        file = io.BytesIO()
+        writer = zip_writer.Writer(file, "net")
+        with zip_reader.open_package(io.BytesIO(package)) as opened:
+            for entry in opened.entries:
+                data = opened.read(entry)
+                writer.add(
+                    entry,
+                    data[:-1] + b"?" if entry == changed else data,
+                    aligned=entry.endswith(".weights"),
+                )
+        writer.finish()
+        assert not is_intact(file.getvalue())
+
+
+def test_verify_refuses_a_package_that_another_program_rewrote(
+    package: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "other.pt2", "w") as archive:
+        for name in zipfile.ZipFile(package).namelist():
+            archive.writestr(name, zipfile.ZipFile(package).read(name))
+    code, out = run(capsys, "verify", str(tmp_path / "other.pt2"))
+    assert code == 2
+    assert "it was changed after it was written: " in out
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_missing_manifest_is_found(
+    command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.pt2"
+    with open(path, "wb") as file:
+        writer = zip_writer.Writer(file, "net")
+        for name, data in {**ENTRIES, "extra/inductor_ext/model.h": b"//"}.items():
+            writer.add(name, data)
+        writer.finish()
+    code, out = run(capsys, command, str(path))
+    assert code == 2
+    assert "written by inductor_ext, but its manifest is missing" in out
 
 
 def test_verify_finds_unlisted_files(package: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,8 @@ class Case:
 
     kind: str
     data: bytes
+    is_consistent: bool
+    """Whether the package is unchanged, or all its checksums were corrected."""
 
 
 def _flip(package: bytes, rng: random.Random) -> bytes:
@@ -320,4 +322,6 @@ def mutate(package: bytes, seed: int, number: int) -> Case:
     """The case with a number: the same for the same package, seed and number."""
     rng = random.Random(f"{seed}:{number}")
     (chosen,) = rng.choices([kind for _, kind in _KINDS], [weight for weight, _ in _KINDS])
-    return Case(chosen.__name__.strip("_"), chosen(package, rng))
+    data = chosen(package, rng)
+    is_consistent = chosen in (_forge, _side_files) or data == package
+    return Case(chosen.__name__.strip("_"), data, is_consistent)

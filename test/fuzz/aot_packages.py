@@ -8,6 +8,9 @@ and called. The allowed outcomes are
 - an error of `inductor_ext.exc`, or
 - the results of the intact package;
 
+`inductor-ext verify` must refuse every package that was changed without correcting its checksums,
+and `inspect` must say that it does not run here if it cannot be loaded;
+
 never another error, other results, or the end of the process, and never a file that is left in the
 folder for temporary files or written outside of it. Shared libraries and weights are changed as
 well, but never with correct checksums: that would be another model.
@@ -36,7 +39,9 @@ import torch
 
 import inductor_ext
 from inductor_ext import exc
-from test.fuzz.aot_package_mutations import EVIL_NAME, SANDBOX_DEPTH, mutate
+from inductor_ext.cpp_wrapper.package import manifest, zip_reader
+from inductor_ext.report import package_report
+from test.fuzz.aot_package_mutations import EVIL_NAME, SANDBOX_DEPTH, Case, mutate
 
 __all__ = ["Net", "expected", "inputs", "make_package", "run_cases"]
 
@@ -77,16 +82,34 @@ def flat(results: dict[str, Any]) -> list[torch.Tensor]:
     return [results["y"], *results["sums"]]
 
 
-def attempt(data: bytes, sandbox: pathlib.Path, reference: Sequence[torch.Tensor]) -> str:
+def is_verified(path: pathlib.Path) -> bool:
+    """Whether `inductor-ext verify` accepts a package."""
+    try:
+        with zip_reader.open_package(path) as package:
+            manifest.verify(package)
+    except exc.InductorExtError:
+        return False
+    return True
+
+
+def is_shown_to_run(path: pathlib.Path) -> bool:
+    """Whether `inductor-ext inspect` says that the model runs here."""
+    try:
+        return package_report.read(str(path)).misfits.get("model", "none") is None
+    except exc.InductorExtError:
+        return False
+
+
+def attempt(case: Case, sandbox: pathlib.Path, reference: Sequence[torch.Tensor]) -> str:
     """The outcome of loading and calling a package: "refused", "right", or the error.
 
     Args:
-        data: the package.
+        case: the package.
         sandbox: an empty folder; the folder for temporary files is within it.
         reference: the results of the intact package.
     """
     path = sandbox / "case.pt2"
-    path.write_bytes(data)
+    path.write_bytes(case.data)
     try:
         results = flat(inductor_ext.load(path)(*inputs()))
         outcome = "right"
@@ -97,6 +120,11 @@ def attempt(data: bytes, sandbox: pathlib.Path, reference: Sequence[torch.Tensor
         outcome = f"refused: {type(error).__name__}"
     except Exception as error:
         outcome = f"unexpected {type(error).__name__}: {error}"
+    if not case.is_consistent:
+        if is_verified(path):
+            outcome += ", but verify calls the package intact"
+        if outcome != "right" and is_shown_to_run(path):
+            outcome += ", but inspect says that it runs here"
     path.unlink()
     left = [str(path.relative_to(sandbox)) for path in sandbox.rglob("*") if not path.is_dir()]
     left += [path.name for path in pathlib.Path(tempfile.gettempdir()).iterdir()]
@@ -113,7 +141,7 @@ def _child(package_path: str, seed: int, sandbox: str) -> None:
     reference = expected(package_path)
     for line in sys.stdin:
         case = mutate(package, seed, int(line))
-        outcome = attempt(case.data, pathlib.Path(sandbox), reference)
+        outcome = attempt(case, pathlib.Path(sandbox), reference)
         print(json.dumps([int(line), case.kind, outcome]), flush=True)
 
 

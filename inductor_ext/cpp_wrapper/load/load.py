@@ -32,9 +32,6 @@ from inductor_ext.cpp_wrapper.load.package_files import OTHER_FOLDER, Location, 
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 
-_EXTENSION_FOLDER = "extra/inductor_ext/"
-"""Folder that only packages written by the extension contain."""
-
 _RUNNERS = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
 
 
@@ -252,9 +249,6 @@ def _load_default(
         raise exc.NoModelError(path=where)
     if name not in names:
         raise exc.ModelNotFoundError(path=where, name=name, models=", ".join(sorted(names)))
-    if any(entry.startswith(_EXTENSION_FOLDER) for entry in package.entries):
-        why = "it was written by inductor_ext, but its manifest is missing"
-        raise exc.BadPackageError(path=where, why=why)
     options = (arguments.single_threaded, arguments.num_runners, arguments.device_index)
     with _open_as_file(package) as path:
         try:

@@ -29,7 +29,10 @@ from inductor_ext.storage.json_codec import EXTRA, Size
 FORMAT = 1
 """Version of the manifest format. A reader rejects a higher version."""
 
-PATH = "extra/inductor_ext/manifest.json"
+_FOLDER = "extra/inductor_ext/"
+"""Folder that only packages written by the extension contain."""
+
+PATH = f"{_FOLDER}manifest.json"
 """Entry of the manifest, relative to the root folder of the package."""
 
 _LIMIT = 1 << 28
@@ -222,9 +225,14 @@ def read(package: zip_reader.Package) -> tuple[Manifest, bytes] | None:
     """Return (manifest, its JSON bytes) of a package; None if Inductor (default) compiled it.
 
     Raises:
-        exc.BadPackageError, exc.IncompatibleArtifactError: see `loads`.
+        exc.BadPackageError: see `loads`; or the extension compiled the package, and its manifest
+            is missing.
+        exc.IncompatibleArtifactError: see `loads`.
     """
     if PATH not in package.entries:
+        if any(name.startswith(_FOLDER) for name in package.entries):
+            why = "it was written by inductor_ext, but its manifest is missing"
+            raise exc.BadPackageError(path=package.where, why=why)
         return None
     data = package.read(PATH, limit=_LIMIT)
     return loads(data, package.where), data
@@ -253,6 +261,38 @@ def check_seal(package: zip_reader.Package, content: Manifest, data: bytes) -> N
         if name.startswith("data/") and name not in content.files:
             why = f"it has an entry {name!r} that its manifest does not list"
             raise exc.BadPackageError(path=package.where, why=why)
+
+
+def verify(package: zip_reader.Package) -> Manifest | None:
+    """Check that no byte of a package was changed since it was written, and return its manifest.
+
+    Returns:
+        None if Inductor (default) compiled the package. Then there are no digests: contents are
+        checked by CRC-32, and the records of the zip file against each other.
+
+    Raises:
+        exc.BadPackageError: the package was changed, also by another zip program that preserves the
+            contents.
+        exc.IncompatibleArtifactError: see `loads`.
+    """
+    contents = read(package)
+    if contents is None:
+        package.verify_structure(is_own=False)
+        package.verify({})
+        return None
+    content, data = contents
+    check_seal(package, content, data)
+    package.verify(content.digests())
+    identity = package.read(".data/serialization_id", limit=64).decode()
+    for name, value in zip_format.bookkeeping(identity).items():
+        if package.read(name, limit=64) != value:
+            why = f"{name} is not what it was written with"
+            raise exc.BadPackageError(path=package.where, why=why)
+    for name in package.entries.keys() - {*content.files, *zip_format.BOOKKEEPING, PATH}:
+        why = f"it has an entry {name!r} that its manifest does not list"
+        raise exc.BadPackageError(path=package.where, why=why)
+    package.verify_structure(is_own=True)
+    return content
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The zip format of .pt2 packages: entry names, headers, checksums.
 
-Used by `zip_writer`, `zip_directory` and `zip_reader`. No settings; does not import torch.
+Used by the other modules `zip_*`. No settings; does not import torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import struct
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
@@ -208,3 +209,13 @@ def serialization_id(digests: Mapping[str, str]) -> str:
     for name in sorted(digests.keys() - set(BOOKKEEPING)):
         total.update(f"{name}\0{digests[name]}\n".encode())
     return f"{int.from_bytes(total.digest(), 'big'):078d}"[-40:]
+
+
+def bookkeeping(identity: str) -> dict[str, bytes]:
+    """Return the content of the entries in `BOOKKEEPING`.
+
+    Args:
+        identity: what `serialization_id` returns.
+    """
+    values = ("pt2", "0", sys.byteorder, "6\n", identity)
+    return {name: value.encode() for name, value in zip(BOOKKEEPING, values, strict=True)}

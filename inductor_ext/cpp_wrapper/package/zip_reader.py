@@ -18,6 +18,7 @@ from typing import IO, NoReturn
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import zip_format as fmt
+from inductor_ext.cpp_wrapper.package import zip_structure
 from inductor_ext.cpp_wrapper.package.zip_directory import read_directory
 from inductor_ext.cpp_wrapper.package.zip_format import Buffer, Checksums, Entry, read_file_chunks
 
@@ -108,10 +109,36 @@ class Package(abc.ABC):
             yield part
         self._check_sums(entry, sums, sha256)
 
+    def find_damage(self, digests: Mapping[str, str]) -> dict[str, str]:
+        """Return why entries are damaged, by name.
+
+        Entries in `digests` are checked by SHA-256, others by CRC-32. Large packages are read by
+        several threads.
+
+        Args:
+            digests: SHA-256 in hex by entry name.
+
+        Raises:
+            exc.BadPackageError: an entry of `digests` is missing.
+        """
+        names = sorted({*digests, *self.entries}, key=lambda name: -self._entry(name).size)
+
+        def check(name: str) -> str | None:
+            try:
+                for _ in self.read_chunks(name, digests.get(name)):
+                    pass
+            except exc.BadPackageError as error:
+                return str(error.fields["why"])
+            return None
+
+        is_large = sum(entry.size for entry in self.entries.values()) >= fmt.LARGE
+        workers = min(4, len(os.sched_getaffinity(0))) if is_large else 1
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            reasons = zip(names, pool.map(check, names), strict=True)
+            return {name: why for name, why in reasons if why is not None}
+
     def verify(self, digests: Mapping[str, str]) -> None:
         """Verify all entries: those in `digests` by SHA-256, the others by CRC-32.
-
-        Large packages are read by several threads.
 
         Args:
             digests: SHA-256 in hex by entry name.
@@ -119,19 +146,20 @@ class Package(abc.ABC):
         Raises:
             exc.BadPackageError: an entry is missing or damaged.
         """
-        names = sorted({*digests, *self.entries}, key=lambda name: -self._entry(name).size)
+        for why in self.find_damage(digests).values():
+            self._fail(why)
 
-        def check(name: str) -> None:
-            for _ in self.read_chunks(name, digests.get(name)):
-                pass
+    @abc.abstractmethod
+    def verify_structure(self, *, is_own: bool) -> None:
+        """Verify the bytes of the file outside of the entries' contents.
 
-        if len(names) < 2 or sum(entry.size for entry in self.entries.values()) < fmt.LARGE:
-            for name in names:
-                check(name)
-            return
-        workers = min(4, len(os.sched_getaffinity(0)))
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            list(pool.map(check, names))
+        Args:
+            is_own: whether `zip_writer` wrote the package, so that each of these bytes is known.
+                Otherwise, they must agree with each other.
+
+        Raises:
+            exc.BadPackageError: a byte was changed.
+        """
 
     def extract(self, name: str, target: str | os.PathLike[str], sha256: str | None = None) -> None:
         """Write an entry to a new file with mode 0600.
@@ -200,6 +228,12 @@ class _ZipPackage(Package):
             return None
         return self.path, entry.offset, entry.size
 
+    def verify_structure(self, *, is_own: bool) -> None:
+        find = zip_structure.find_change if is_own else zip_structure.find_contradiction
+        part = find(self._pread, self._size, self.root, self.entries)
+        if part is not None:
+            self._fail(f"it was changed after it was written: {part}")
+
     def _packed(self, entry: Entry) -> Iterator[Buffer]:
         if self._buffer is None:
             yield from read_file_chunks(self._descriptor, entry.offset, entry.packed_size)
@@ -216,6 +250,8 @@ class _ZipPackage(Package):
         remaining = entry.size
         try:
             for packed in self._packed(entry):
+                if inflate.eof:
+                    self._fail(f"{entry.name} is damaged: it is followed by other data")
                 while packed and not inflate.eof:
                     part = inflate.decompress(packed, fmt.CHUNK)
                     packed = inflate.unconsumed_tail
@@ -223,6 +259,8 @@ class _ZipPackage(Package):
                     if remaining < 0:
                         self._fail(f"{entry.name} has more than the recorded {entry.size} bytes")
                     yield part
+                if inflate.unused_data:
+                    self._fail(f"{entry.name} is damaged: it is followed by other data")
         except zlib.error:
             self._fail(f"{entry.name} is damaged: it cannot be decompressed")
 
@@ -259,6 +297,9 @@ class _FolderPackage(Package):
 
     def close(self) -> None:
         """Do nothing: no file is open."""
+
+    def verify_structure(self, *, is_own: bool) -> None:
+        """Do nothing: a folder has no bytes outside of its files."""
 
     def locate(self, name: str) -> tuple[str, int, int] | None:
         entry = self._entry(name)

@@ -12,11 +12,11 @@ import contextlib
 import dataclasses
 import os
 import struct
-import sys
 from collections.abc import Iterable, Iterator
 from typing import IO, TypeAlias
 
 from inductor_ext.cpp_wrapper.package import zip_format as fmt
+from inductor_ext.cpp_wrapper.package import zip_structure
 from inductor_ext.cpp_wrapper.package.zip_format import (
     Buffer,
     Checksums,
@@ -90,8 +90,8 @@ class Writer:
             raise ValueError(f"there is an entry {name!r} already")
         with _open_source(source) as (size, parts):
             path = f"{self.root}/{name}".encode()
-            header_at, header = self._local_header(
-                path, size, fmt.PAGE if aligned else fmt.ALIGNMENT
+            header_at, header = zip_structure.local_header(
+                self._position, path, size, 0, fmt.PAGE if aligned else fmt.ALIGNMENT
             )
             offset = header_at + len(header)
             self._file.write(b"\0" * (header_at - self._position))
@@ -105,7 +105,7 @@ class Writer:
         self._file.write(struct.pack("<L", sums.crc32))
         self._file.seek(offset + size)
         self._position = offset + size
-        self._directory.append(self._central_header(path, header_at, entry))
+        self._directory.append(zip_structure.central_header(path, header_at, entry))
         self.entries[name] = entry
         return entry
 
@@ -122,39 +122,6 @@ class Writer:
                 pool.shutdown()
         return sums
 
-    def _local_header(self, path: bytes, size: int, alignment: int) -> tuple[int, bytes]:
-        """Return (offset of the header, header) such that the content after it is aligned."""
-        extra = b""
-        if size >= fmt.FULL32:
-            extra = struct.pack("<2H2Q", fmt.ZIP64_FIELD, 16, size, size)
-        fixed = fmt.LOCAL.size + len(path) + len(extra) + 4
-        padding = -(self._position + fixed) % alignment
-        # An extra field holds up to 65535 bytes plus its 4-byte head. Padding that does not fit
-        # goes before the header.
-        most = fmt.FULL16 - len(extra) - 4
-        gap = max(0, padding - most)
-        extra += struct.pack("<2H", fmt.PADDING_FIELD, padding - gap) + b"\0" * (padding - gap)
-        version = 45 if size >= fmt.FULL32 else 20
-        # Time, date and CRC-32, which `add` fills in; both sizes; lengths of what follows.
-        fields = (0, fmt.FIRST_DATE, 0, *[min(size, fmt.FULL32)] * 2, len(path), len(extra))
-        head = fmt.LOCAL.pack(fmt.LOCAL_SIGNATURE, version, _flags(path), fmt.STORED, *fields)
-        return self._position + gap, head + path + extra
-
-    def _central_header(self, path: bytes, header_at: int, entry: Entry) -> bytes:
-        large = [value for value in (entry.size, entry.size, header_at) if value >= fmt.FULL32]
-        extra = b""
-        if large:
-            extra = struct.pack(f"<2H{len(large)}Q", fmt.ZIP64_FIELD, 8 * len(large), *large)
-        version = 45 if large else 20
-        size_field = min(entry.size, fmt.FULL32)
-        attributes = (0, 0, 0, fmt.REGULAR_FILE, min(header_at, fmt.FULL32))
-        head = fmt.CENTRAL.pack(
-            *(fmt.CENTRAL_SIGNATURE, version, fmt.UNIX, version, 0, _flags(path), fmt.STORED),
-            *(0, fmt.FIRST_DATE, entry.crc32 or 0, size_field, size_field, len(path), len(extra)),
-            *attributes,
-        )
-        return head + path + extra
-
     def finish(self) -> None:
         """Write the missing entries of `zip_format.BOOKKEEPING` and the zip central directory.
 
@@ -162,26 +129,11 @@ class Writer:
         derives it from the names alone.
         """
         written = {name: entry.sha256 or "" for name, entry in self.entries.items()}
-        values = ("pt2", "0", sys.byteorder, "6\n", serialization_id(written))
-        for name, value in zip(fmt.BOOKKEEPING, values, strict=True):
+        for name, value in fmt.bookkeeping(serialization_id(written)).items():
             if name not in self.entries:
-                self.add(name, value.encode())
-        begin, count = self._position, len(self._directory)
-        directory = b"".join(self._directory)
-        self._file.write(directory)
-        end = begin + len(directory)
-        if count >= fmt.FULL16 or begin >= fmt.FULL32 or len(directory) >= fmt.FULL32:
-            record = (45, 45, 0, 0, count, count, len(directory), begin)
-            self._file.write(fmt.END64.pack(fmt.END64_SIGNATURE, fmt.END64.size - 12, *record))
-            self._file.write(fmt.LOCATOR64.pack(fmt.LOCATOR64_SIGNATURE, 0, end, 1))
-        counts = (0, 0, min(count, fmt.FULL16), min(count, fmt.FULL16))
-        sizes = (min(len(directory), fmt.FULL32), min(begin, fmt.FULL32), 0)
-        self._file.write(fmt.END.pack(fmt.END_SIGNATURE, *counts, *sizes))
+                self.add(name, value)
+        self._file.write(zip_structure.directory_and_end(self._position, self._directory))
         self._file.flush()
-
-
-def _flags(path: bytes) -> int:
-    return 0 if path.isascii() else fmt.UTF8
 
 
 @contextlib.contextmanager
