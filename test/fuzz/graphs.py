@@ -5,8 +5,8 @@
     python -m test.fuzz.graphs --shrink 1234 --ways package        a small standalone reproducer
 
 `graph_generator` draws programs, `graph_judge` compiles and compares them. Here are the batches,
-the worker processes, the journal of an interrupted run, and the results file. Every program is
-compiled by the first way; each other way takes its own share of the batches (`SHARES`).
+the worker processes, the journal of an interrupted run, and the results file. A batch is compiled
+at once; of several ways, each takes its own share of the batches (`SHARES`).
 """
 
 from __future__ import annotations
@@ -43,13 +43,21 @@ from test.fuzz.graph_judge import (
 )
 from test.fuzz.workers import BATCHES_PER_WORKER, FIRST_STAGE, Worker
 
-SHARES = {"stock": 4, "compile": 1, "cpp_wrapper": 2, "package": 2}
-"""A way takes every n-th batch. The tracing is the same for all ways, the generated code is not."""
+SHARES = {"stock": (8, 0), "compile": (2, 0), "cpp_wrapper": (2, 1), "package": (4, 1)}
+"""Of several ways, each takes the batches with a remainder of a division: every program is compiled
+at least once, and each way sees every mode of programs. A batch by all ways would cost 10 s of CPU
+time for each program, this costs 4 s."""
 
 _MIN_COMMITTED = 500
 
 MAX_SECONDS = 600.0
 """Time limit of a stage: the compile and run of one batch, or of one program."""
+
+
+def _takes(way: str, batch: int) -> bool:
+    divisor, remainder = SHARES[way]
+    # The modes of programs recur every 10 batches; the other term shifts them.
+    return (batch + batch // 10) % divisor == remainder
 
 
 def make_tasks(
@@ -69,14 +77,7 @@ def make_tasks(
         batches[seed // BATCH].append(seed)
     tasks = []
     for batch, batch_seeds in batches.items():
-        builds = [
-            (way, mode)
-            for way in ways
-            for mode in modes
-            # The modes of programs recur every 10 batches, so a plain remainder would leave some of
-            # them out.
-            if not share or (batch + batch // 10) % SHARES[way] == 0
-        ]
+        builds = [(way, mode) for way in ways for mode in modes if not share or _takes(way, batch)]
         if builds:
             tasks.append(Task(tuple(batch_seeds), tuple(builds), device))
     return tasks

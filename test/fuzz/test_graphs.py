@@ -255,6 +255,7 @@ class TestResults:
         assert [t.seeds for t in graphs.remaining_tasks(tasks, known)] == [tuple(range(9, 16))]
 
     def test_every_mode_reaches_every_way(self) -> None:
-        tasks = graphs.make_tasks(range(2000), graph_judge.WAYS, ["default"], "cpu")
+        tasks = graphs.make_tasks(range(8000), graph_judge.WAYS, ["default"], "cpu")
+        assert [seed for t in tasks for seed in t.seeds] == [*range(8000)]
         pairs = {(way, mode_of(t.seeds[0])) for t in tasks for way, _ in t.builds}
         assert pairs == {(way, mode) for way in graph_judge.WAYS for mode in MODES}
