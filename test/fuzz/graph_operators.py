@@ -103,7 +103,7 @@ def _draw_view(draw: Draw) -> str:
         f"{a}.view_as({a})",
         f"{a}.contiguous()",
         f"{a}.flatten()",
-        f"{a}.as_strided(({a}.shape[0] - 1,), (1,), {a}.storage_offset() + 1)",
+        f"{a}.as_strided(({a}.shape[0] - 1,), (1,))",
     ]
     if draw.pool[a].dim() == 2:
         ways += [f"{a}.diagonal()", f"{a}.t()", f"{a}.mT.reshape(-1)"]

@@ -20,19 +20,24 @@ from test.fuzz.graph_generator import BATCH, MODES, generate, is_reproducible, m
 from test.fuzz.graph_judge import Build, Outcome, Result, Task, Verdict
 from test.fuzz.graph_programs import Input, Observer, Program, Run, run_eager
 
-SEEDS: tuple[tuple[Build, range], ...] = ()
+SEEDS: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("cpp_wrapper", (16, 17, 19, 20, 21, 22, 35, 36, 48, 49, 51, 52, 65, 67, 69)),
+    ("package", (70, 71, 80, 81, 83, 84, 87, 96, 99, 100, 116, 117)),
+)
+"""Ways, and seeds of short programs of one mode."""
 
 
-def _id(value: Any) -> str:
-    return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else f"{value[0]}..{value[-1]}"
-
-
-@pytest.mark.parametrize(("build", "seeds"), SEEDS, ids=_id)
-def test_programs_agree_with_eager_mode(build: Build, seeds: range) -> None:
-    results = graph_judge.judge_task(Task(tuple(seeds), (build,)), lambda stage: None)
+@pytest.mark.parametrize(
+    ("way", "seeds"),
+    [pytest.param(*case, marks=pytest.mark.xdist_group(f"graphs-{case[1][0]}")) for case in SEEDS],
+    ids=[f"{way}-{seeds[0]}..{seeds[-1]}" for way, seeds in SEEDS],
+)
+def test_programs_agree_with_eager_mode(way: str, seeds: tuple[int, ...]) -> None:
+    results = graph_judge.judge_task(Task(seeds, ((way, "default"),)), lambda stage: None)
+    # Another torch draws other programs, of which Inductor (default) may be unable to compile some.
     allowed = {Verdict.RIGHT, Verdict.REFUSED, Verdict.STOCK_ERROR_TOO, Verdict.SKIPPED}
     assert [result for result in results if result.verdict not in allowed] == []
-    assert sum(result.verdict is Verdict.RIGHT for result in results) >= len(seeds) - 2
+    assert sum(result.verdict is Verdict.RIGHT for result in results) >= len(seeds) - 3
 
 
 class TestGenerator:
