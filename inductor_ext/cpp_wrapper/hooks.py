@@ -48,6 +48,15 @@ HOOKS = (
         relies_on=("torch._inductor.codecache.split_aot_inductor_output_path",),
     ),
     Hook(
+        "constant_origins",
+        "replaced",
+        ("torch._inductor.constant_folding.replace_node_with_constant",),
+        "cpp_wrapper.hooks",
+        "With freezing, constants are computed from weights at compile time, and Inductor forgets "
+        "from which. An update of these weights must be refused.",
+        parameters=("gm", "node", "constant", "name"),
+    ),
+    Hook(
         "aot_wrapper",
         "overridden",
         (_CPP,),
@@ -133,7 +142,11 @@ HOOKS = (
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
-    dispatchers = {"wrapper_class": _dispatch_wrapper_class, "aot_compile": _dispatch_compile}
+    dispatchers = {
+        "wrapper_class": _dispatch_wrapper_class,
+        "aot_compile": _dispatch_compile,
+        "constant_origins": _dispatch_replace,
+    }
     registry.install(HOOKS, dispatchers)
 
 
@@ -151,10 +164,31 @@ def use_exported_ranges(model: Any) -> Iterator[None]:
     if V.aot_compilation is not True or not hasattr(model, "graph"):
         yield
         return
+    from inductor_ext.cpp_wrapper.codegen import frozen_constants
     from inductor_ext.cpp_wrapper.signature import from_graph
 
-    with from_graph.use_exported_ranges(model):
+    recorder = frozen_constants.Recorder(model)
+    with from_graph.use_exported_ranges(model), context.enter(folding=recorder):
         yield
+
+
+def _dispatch_replace(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def replace_node_with_constant(
+        gm: Any, node: Any, constant: Any = None, name: str | None = None
+    ) -> None:
+        recorder = context.current().folding
+        if recorder is None or name is not None:
+            # A name is given for constants that are computed at run time.
+            return stock(gm, node, constant, name)
+        from inductor_ext.cpp_wrapper.codegen import frozen_constants
+
+        sources = frozen_constants.find_sources(node)
+        stock(gm, node, constant, name)
+        recorder.add(f"_frozen_param{gm._frozen_param_count - 1}", sources)
+        return None
+
+    return replace_node_with_constant
 
 
 def _dispatch_wrapper_class(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -46,6 +46,9 @@ class CompileContext:
     """The `Signature` of the exported program (`cpp_wrapper.signature`); None if there is none."""
     symbol_ranges: Mapping[Any, Any] | None = None
     """Ranges of symbols that `torch.export` recorded on the module (`signature.from_graph`)."""
+    folding: Any = None
+    """The `Recorder` of folded constants (`cpp_wrapper.codegen.frozen_constants`); None in a JIT
+    compile."""
     artifacts: list[Any] | None = None
     """Collects every `build.artifact.Artifact`; None if weights are written to files
     immediately."""

@@ -52,6 +52,8 @@ class Artifact:
     """Constants with a value, by their name in the generated code."""
     fqns: dict[str, str]
     """Fully qualified names (FQNs) in the exported model, by name in the generated code."""
+    frozen: tuple[str, ...]
+    """FQNs of constants that others, or the code, were computed from (`freezing`)."""
     device_type: str
     features: tuple[str, ...]
     """CPU features that the code needs."""
@@ -322,6 +324,7 @@ class ArtifactBuilder:
                     kernels=tuple(sorted(gpu_code.kernel_names(graph))),
                     constants=self.constants,
                     fqns=names,
+                    frozen=tuple(dict(model_info.frozen_uses(graph))),
                     device_type=self.device_type,
                     features=self.tools.target.features,
                     cuda_architectures=gpu_code.cuda_architectures(

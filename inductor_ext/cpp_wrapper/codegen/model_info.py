@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import cpu_target
-from inductor_ext.cpp_wrapper.codegen import extern_nodes, input_checks, weights_layout
+from inductor_ext.cpp_wrapper.codegen import (
+    extern_nodes,
+    frozen_constants,
+    input_checks,
+    weights_layout,
+)
 from inductor_ext.cpp_wrapper.codegen.input_checks import c_bool, c_string
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 
@@ -103,6 +108,13 @@ class ModelInfo:
         _write_table(buffer, "const char* const", "kOutputNames", outputs)
         _write_table(buffer, "const size_t", "kFolded", map(str, _folded_constants(graph)))
         _write_table(buffer, "const inductor_ext::Constant", "kConstants", rows)
+        indices = {"": -1, **{name: index for index, name in enumerate(graph.constants)}}
+        _write_table(
+            buffer,
+            "const inductor_ext::FrozenUse",
+            "kFrozen",
+            (f"{{{c_string(fqn)}, {indices[name]}}}" for fqn, name in frozen_uses(graph)),
+        )
 
     def _fields(self, check: str) -> tuple[object, ...]:
         """Return the C++ initializers of the members of ModelInfo, in order."""
@@ -119,6 +131,8 @@ class ModelInfo:
             len(graph.constants),
             "kFolded",
             len(_folded_constants(graph)),
+            "kFrozen",
+            len(frozen_uses(graph)),
             self.weights_plan.bytes,
             c_bool(weights_included()),
             c_bool(aot.use_runtime_constant_folding),
@@ -220,6 +234,12 @@ def original_name(graph: Any, name: str) -> str:
     """Return the constant's fully qualified name (FQN) in the exported model."""
     fqns: Mapping[str, str] = graph.dynamo_flat_name_to_original_fqn
     return fqns.get(name) or str(graph.allocated_constant_name[name])
+
+
+def frozen_uses(graph: Any) -> list[tuple[str, str]]:
+    """Return `frozen_constants.frozen_uses` of a graph."""
+    fqns = {name: original_name(graph, name) for name in graph.constants}
+    return frozen_constants.frozen_uses(fqns, constants_with_values(graph).values())
 
 
 def _kind(graph: Any, name: str) -> str:

@@ -28,12 +28,14 @@ class ConstantRules:
         fqns: Mapping[str, str],
         records: Sequence[manifest.Constant],
         device: str,
+        frozen: Sequence[str] = (),
     ) -> None:
         """
         Args:
             fqns: the fully qualified name by the name in the generated code; may be empty.
             records: the manifest's description of the constants.
             device: device of the model, such as "cuda:1".
+            frozen: the manifest's names of constants that were compiled into others.
         """
         names: dict[str, list[str]] = {}
         for name, fqn in fqns.items():
@@ -41,6 +43,7 @@ class ConstantRules:
         self.names = names
         self._records = {record.name: record for record in records}
         self._device = device
+        self._frozen = frozenset(frozen)
 
     def convert(
         self, tensors: Mapping[str, torch.Tensor], *, user_managed: bool, allow_h2d_copy: bool
@@ -58,6 +61,11 @@ class ConstantRules:
         converted: dict[str, torch.Tensor] = {}
         for fqn, tensor in tensors.items():
             if fqn not in self.names:
+                if fqn in self._frozen:
+                    raise_mismatch(
+                        f"the value of {fqn!r} was compiled into the model with freezing",
+                        "Compile it without freezing to update it",
+                    )
                 names = ", ".join(sorted(self.names)[:8])
                 more = ", ..." if len(self.names) > 8 else ""
                 raise_mismatch(f"it has no constant {fqn!r}", f"It has {names}{more}")

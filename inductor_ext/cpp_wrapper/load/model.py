@@ -241,7 +241,8 @@ class Model(LoadedModel):
         self._container = library.last_container()
         self._metadata = metadata
         fqns = runner.get_constant_names_to_original_fqns()
-        self._rules = ConstantRules(fqns, content.models[name].constants, device)
+        described = content.models[name]
+        self._rules = ConstantRules(fqns, described.constants, device, described.frozen)
         # Runs before the runner is destroyed. The runner's own handle keeps the library loaded
         # until then.
         weakref.finalize(self, library.close).atexit = False
@@ -331,6 +332,12 @@ class InductorModel(LoadedModel):
         user_managed: bool,
         allow_h2d_copy: bool,
     ) -> None:
+        frozen = [name for name in self.get_constant_fqns() if name.startswith("_frozen_param")]
+        if full and not constants_map.keys() >= set(frozen):
+            raise_mismatch(
+                f"{frozen[0]!r} was computed from its weights when it was compiled with freezing",
+                "Compile it without freezing to update them",
+            )
         try:
             self._loader.load_constants(dict(constants_map), inactive, full, user_managed)
         except RuntimeError as error:

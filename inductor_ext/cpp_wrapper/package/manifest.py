@@ -103,6 +103,9 @@ class Model:
     signature: _Json = dataclasses.field(default_factory=dict)
     """Signature of a call (`signature.Signature` as JSON)."""
     constants: tuple[Constant, ...] = ()
+    frozen: tuple[str, ...] = ()
+    """Constants of the exported program, by fully qualified name, that other constants or the code
+    were computed from when it was compiled (`freezing`). They cannot be updated."""
     kernels: tuple[Kernel, ...] = ()
     cpu_features: tuple[str, ...] = ()
     """Required CPU features, by the names of `build.cpu_isa`."""

@@ -182,6 +182,7 @@ def _describe_model(
         outside=outside,
         signature=artifact.signature.to_json(),
         constants=_describe_constants(artifact),
+        frozen=artifact.frozen,
         kernels=tuple(
             manifest.Kernel(
                 name=kernel, operators=_list_operators(kernel), device=artifact.device_type

@@ -529,6 +529,26 @@ void Container::start_from_active(const std::vector<bool>& replaced) {
   inactive_ = Inactive::pending;
 }
 
+// Throws if the update would leave values that were computed from the old values of constants.
+void Container::check_frozen(const std::vector<bool>& given, const Update& how) const {
+  for (size_t i = 0; i < model_info.num_frozen; ++i) {
+    const FrozenUse& use = model_info.frozen[i];
+    bool updated = how.all;
+    for (size_t j = 0; j < model_info.num_constants; ++j) {
+      updated = updated || (given[j] && std::strcmp(model_info.constants[j].fqn, use.fqn) == 0);
+    }
+    if (updated && (use.constant < 0 || !given[use.constant])) {
+      const std::string where = use.constant < 0
+          ? "the code"
+          : std::string("\"") + model_info.constants[use.constant].name + "\", which has no new value";
+      throw Error(
+          ErrorCode::constant,
+          std::string("The value of \"") + use.fqn + "\" was compiled into " + where +
+          ": the model was compiled with freezing. Compile it without freezing to update it.");
+    }
+  }
+}
+
 void Container::update(const ConstantMap& tensors, const Update& how) {
   if (how.borrow && how.from_cpu) {
     throw std::runtime_error("A tensor cannot be both borrowed and copied to another device.");
@@ -550,6 +570,7 @@ void Container::update(const ConstantMap& tensors, const Update& how) {
       throw Error(ErrorCode::constant, "There is no new value of " + quoted(constant) + ".");
     }
   }
+  check_frozen(replaced, how);
   AloneGuard alone(*runners_, device_type_, device_index_);
   Constants& set = constants(how.inactive);
   std::vector<RAIIAtenTensorHandle> copies;

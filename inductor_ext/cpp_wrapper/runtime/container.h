@@ -93,6 +93,7 @@ class Container {
   void copy_storage(const Constant& constant, uint8_t* to, uint8_t* from) const;
   void start_from_active(const std::vector<bool>& replaced);
   void check(size_t index, AtenTensorHandle tensor, const Update& how) const;
+  void check_frozen(const std::vector<bool>& given, const Update& how) const;
   void require_constants(const Constants& set) const;
   void fold_alone(
       Constants& set,

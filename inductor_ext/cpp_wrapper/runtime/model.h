@@ -115,6 +115,13 @@ struct Constant {
   bool folded; // computed from other constants at run time
 };
 
+// The value of a constant of the exported program went into another constant when the model was
+// compiled with freezing.
+struct FrozenUse {
+  const char* fqn; // of the program's constant
+  int64_t constant; // index of the other one; -1: the value is part of the code
+};
+
 struct ModelInfo {
   const char* const* input_names;
   size_t num_inputs;
@@ -124,6 +131,8 @@ struct ModelInfo {
   size_t num_constants;
   const size_t* folded; // indices of the constants that the folding graph returns
   size_t num_folded;
+  const FrozenUse* frozen;
+  size_t num_frozen;
   uint64_t weights_bytes;
   bool has_weights; // false: the caller provides all constants
   bool folds; // whether there is a folding graph
