@@ -22,8 +22,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.harness import results as results_format
+
+if TYPE_CHECKING:
+    from test.fuzz.op_sweep_judge import Case
 
 _FLAGS = "-fsanitize=address -fsanitize-recover=address"
 
@@ -99,14 +103,20 @@ def read_reports(folder: Path, name: str = "report") -> list[str]:
 
 def _batches(count: int, operators: int) -> list[str]:
     """The names of the batches: operators of the sweep's sample, then random graphs."""
-    from test.fuzz import op_sweep_judge
     from test.fuzz.graph_generator import BATCH
 
-    cases = op_sweep_judge.supported(op_sweep_judge.sample_cases())
-    sweep = len(op_sweep_judge.batches(cases)[:operators])
+    sweep = len(_operator_batches()[:operators])
     return [f"operators-{i}" for i in range(sweep)] + [
         f"graphs-{seed}" for seed in range(0, count, BATCH)
     ]
+
+
+def _operator_batches() -> list[list[Case]]:
+    """The batches of the sweep's sample, those of many operators first."""
+    from test.fuzz import op_sweep_judge
+
+    cases = op_sweep_judge.supported(op_sweep_judge.sample_cases())
+    return sorted(op_sweep_judge.batches(cases), key=len, reverse=True)
 
 
 def _run_batch(name: str, count: int) -> int:
@@ -115,8 +125,7 @@ def _run_batch(name: str, count: int) -> int:
     if kind == "operators":
         from test.fuzz import op_sweep_judge
 
-        cases = op_sweep_judge.supported(op_sweep_judge.sample_cases())
-        return op_sweep_judge.run_cases(op_sweep_judge.batches(cases)[int(number)])
+        return op_sweep_judge.run_cases(_operator_batches()[int(number)])
     from test.fuzz import graph_generator, graph_judge
 
     seeds = range(int(number), min(int(number) + graph_generator.BATCH, count))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from inductor_ext.hooks.registry import Hook
 from inductor_ext.hooks.upstream_fixes import (
+    arg_reductions,
     control_flow,
     cpu_reductions,
     exported_programs,
     mkldnn_inplace,
 )
 
-_MODULES = (exported_programs, control_flow, cpu_reductions, mkldnn_inplace)
+_MODULES = (exported_programs, control_flow, cpu_reductions, arg_reductions, mkldnn_inplace)
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)
 

@@ -1,0 +1,25 @@
+"""`argmin` and `argmax` over several dimensions."""
+
+from __future__ import annotations
+
+import torch
+
+
+def test_index_is_row_major_whatever_the_layout_of_the_input() -> None:
+    torch.manual_seed(0)
+    inputs = [
+        torch.randn(17, 66).t(),
+        torch.randint(-128, 128, (17, 66), dtype=torch.int8).t(),
+        torch.randn(2, 8, 9, 10).contiguous(memory_format=torch.channels_last),
+        torch.randn(4, 5, 6, 7),
+    ]
+
+    def model(*xs: torch.Tensor) -> list[torch.Tensor]:
+        a, b, c, d = xs
+        results = [a.abs().argmin(), (a + 0.5).argmin(), a.argmax(), b.double().argmin()]
+        results += [(b + 1).argmin(), (c * 2).argmax(), c.mean(-1).argmax(), c.amax(-1).argmax()]
+        results += [(c * 2).flatten(1).argmax(1), d.argmax(), (d + 1).transpose(0, 1).argmin()]
+        return results
+
+    results = torch.compile(model, backend="inductor_ext", fullgraph=True)(*inputs)
+    assert [r.tolist() for r in results] == [r.tolist() for r in model(*inputs)]
