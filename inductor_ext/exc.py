@@ -62,6 +62,7 @@ __all__ = [
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
     "UnsupportedLevelError",
+    "UnsupportedOperatorError",
     "UnsupportedTorchError",
 ]
 
@@ -274,6 +275,16 @@ class BadSignatureError(InductorExtError):
 
     template = "Invalid signature: {where} is {actual}, expected {allowed}."
     remedy = "Take the signature from the manifest of a package written by inductor_ext."
+
+
+class UnsupportedOperatorError(InductorExtError):
+    """A call of an operator for which no C++ can be generated."""
+
+    template = "Cannot generate C++ for a call of {operator}: {why}. Its schema is {schema}."
+    remedy = (
+        "Give the operator arguments of the types Tensor, Scalar, int, float, bool, str, Device, "
+        "ScalarType, Layout, MemoryFormat, or lists of them, and tensors as results."
+    )
 
 
 class UncheckableInputError(InductorExtError):

@@ -20,7 +20,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from inductor_ext import _compat, events
-from inductor_ext.cpp_wrapper.codegen import split_units, upstream_fixes, weights_layout
+from inductor_ext.cpp_wrapper.codegen import (
+    fallback_calls,
+    split_units,
+    upstream_fixes,
+    weights_layout,
+)
 from inductor_ext.cpp_wrapper.codegen.model_info import ModelInfo
 from inductor_ext.cpp_wrapper.codegen.split_units import Section
 from inductor_ext.cpp_wrapper.signature import from_graph
@@ -99,8 +104,8 @@ def generator(stock: Any, settings: Settings) -> Any:
     mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
     if stock is CppWrapperGpu and not _compat.scratch_covers_grid():
         mixed = (*mixed, upstream_fixes.GridScratch)
-    mixed = (*mixed, upstream_fixes.LoopOutputs, DecoratedCall)
-    return _Constructor(_wrapper_class(stock, mixed), settings)
+    fixes = (upstream_fixes.LoopOutputs, fallback_calls.FallbackCalls, DecoratedCall)
+    return _Constructor(_wrapper_class(stock, (*mixed, *fixes)), settings)
 
 
 @functools.cache
@@ -157,6 +162,8 @@ class AotWrapper:
     """Mutated inputs whose changes must reach the caller even if the inputs were copied."""
     model_signature: Signature
     """What the model checks its inputs against, unless `aot_check_inputs` is off."""
+    reports_operators = True
+    """Whether errors name the operator that fails; see `FallbackCalls`."""
     links_kernels = True
     """Whether `build` links the CUTLASS kernels that the code calls."""
     operators: tuple[Any, ...] = ()

@@ -31,6 +31,14 @@
 #endif
 
 #include "error.h"
+#include "operator_errors.h"
+
+// torch's macro, with the reason in the error.
+#undef AOTI_TORCH_ERROR_CODE_CHECK
+#define AOTI_TORCH_ERROR_CODE_CHECK(call)               \
+  if ((call) != AOTI_TORCH_SUCCESS) {                   \
+    inductor_ext::fail_call(#call, __FILE__, __LINE__); \
+  }
 
 // Generated code rounds the sizes of allocations up with this.
 [[maybe_unused]] static inline int64_t align(int64_t bytes) {

@@ -13,10 +13,18 @@ from inductor_ext.hooks.upstream_fixes import (
     control_flow,
     cpu_reductions,
     exported_programs,
+    fallback_calls,
     mkldnn_inplace,
 )
 
-_MODULES = (exported_programs, control_flow, cpu_reductions, arg_reductions, mkldnn_inplace)
+_MODULES = (
+    exported_programs,
+    control_flow,
+    cpu_reductions,
+    arg_reductions,
+    fallback_calls,
+    mkldnn_inplace,
+)
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)
 
