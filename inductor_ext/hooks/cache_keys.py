@@ -1,7 +1,8 @@
 """Keys of Inductor's caches. They keep cache entries of the extension apart from Inductor's own.
 
 The key of a graph that the extension compiles includes the package's source, the settings, the
-registered lowerings, and the inputs of matmul decisions. Keys of other compiles are unchanged.
+registered lowerings, the inputs of matmul decisions, and which results and operands share memory.
+Keys of other compiles are unchanged.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def install_hooks() -> None:
 
 
 def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
+    from inductor_ext.hooks.upstream_fixes import mutation
     from inductor_ext.lowerings.graph import post_grad_pass
 
     @functools.wraps(stock)
@@ -46,6 +48,7 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
                 settings.cache_key(),
                 lowering_table.registry_key(),
             ]
-            self.inductor_ext = "-".join([*parts, post_grad_pass.cache_key(settings, gm)])
+            parts += [post_grad_pass.cache_key(settings, gm), mutation.cache_key(gm)]
+            self.inductor_ext = "-".join(parts)
 
     return __init__

@@ -15,6 +15,7 @@ from inductor_ext.hooks.upstream_fixes import (
     exported_programs,
     fallback_calls,
     mkldnn_inplace,
+    mutation,
 )
 
 _MODULES = (
@@ -24,6 +25,7 @@ _MODULES = (
     arg_reductions,
     fallback_calls,
     mkldnn_inplace,
+    mutation,
 )
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)

@@ -1,0 +1,243 @@
+"""Inserts the copies that `aliasing` finds into an FX graph, before Inductor's in-place pass."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from inductor_ext.hooks.upstream_fixes import aliasing, graph_writes
+from inductor_ext.hooks.upstream_fixes.aliasing import Path, Values
+
+_SHARED = "inductor_ext_shared_operands"
+"""Key of a node's `meta`: the operands that share memory in the user's program, by what is
+overwritten."""
+
+_COPIED_BASES = "inductor_ext_copied_bases"
+"""Key of a node's `meta`: indices of the operands that a custom operator must not overwrite."""
+
+_COPY_BACK = torch.ops.aten.copy_.default
+
+
+class _FakeMemory:
+    """The memory of nodes, by their fake tensors."""
+
+    def __init__(self) -> None:
+        from torch._inductor.fx_passes.reinplace import META_ONLY_OPS
+        from torch._inductor.fx_utils import get_node_storage
+        from torch.fx.passes.reinplace import _is_view_op
+
+        self._meta_only_ops, self._is_view_op = META_ONLY_OPS, _is_view_op
+        self.storage = get_node_storage
+
+    def overlaps(self, tensor: Any, other: Any) -> bool:
+        from torch._C._dynamo.guards import compute_overlapping_tensors
+
+        if tensor.dtype != other.dtype:
+            return True
+        try:
+            return len(compute_overlapping_tensors([tensor, other])) != 0
+        except Exception:
+            # The sizes depend on data.
+            return True
+
+    def is_same_view(self, node: Node, other: Node) -> bool:
+        from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+
+        tensor, other_tensor = node.meta["val"], other.meta["val"]
+        return tensor.dtype == other_tensor.dtype and all(
+            len(sizes) == len(others) and statically_known_true(sym_eq(sizes, others))
+            for sizes, others in (
+                (tuple(tensor.size()), tuple(other_tensor.size())),
+                (tensor.stride(), other_tensor.stride()),
+                ((tensor.storage_offset(),), (other_tensor.storage_offset(),)),
+            )
+        )
+
+    def is_view(self, node: Node) -> bool:
+        return bool(self._is_view_op(node.target))
+
+    def reads_data(self, node: Node) -> bool:
+        return node.target not in self._meta_only_ops
+
+
+def record_aliases(graph: Graph) -> None:
+    """Record, before copies are removed, which operands share memory in the user's program."""
+    writes = graph_writes.find_custom_writes(graph)
+    if not writes:
+        return
+    values = Values(graph, _FakeMemory(), _COPY_BACK)
+    for write in writes:
+        shared = write.node.meta.setdefault(_SHARED, {})
+        shared.setdefault(write.path, aliasing.find_aliased_reads(write, values))
+
+
+def describe_aliases(gm: GraphModule) -> str:
+    """Return a text for what `record_aliases` recorded in a graph and its subgraphs."""
+    return "".join(
+        f"{node.name}{node.meta[_SHARED]}"
+        for module in gm.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+        if any(node.meta.get(_SHARED, {}).values())
+    )
+
+
+@contextlib.contextmanager
+def keep_copies_of_results(graph: Graph) -> Iterator[None]:
+    """Keep Inductor from removing copies without which two results, or a result and a constant of
+    the graph, are the same tensor.
+
+    Inductor keeps such copies of inputs. In an AOT package buffers are constants.
+    """
+    copies = _find_copies_of_results(graph)
+    targets = [node.target for node in copies]
+    for node in copies:
+        node.target = _kept_copy
+    try:
+        yield
+    finally:
+        for node, target in zip(copies, targets, strict=True):
+            node.target = target
+
+
+def _find_copies_of_results(graph: Graph) -> list[Node]:
+    from torch._inductor.fx_passes.post_grad import noop_registry
+
+    memory = _FakeMemory()
+    copies: dict[int | None, tuple[Node, int | None]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in noop_registry:
+            index = noop_registry[node.target][1]
+            source = node.args[index] if isinstance(index, int) else index(node.args)
+            if isinstance(source, Node) and memory.storage(source) != memory.storage(node):
+                copies[memory.storage(node)] = node, memory.storage(source)
+    if not copies:
+        return []
+    taken = {memory.storage(node) for node in graph.find_nodes(op="get_attr")}
+    kept = []
+    for storage in dict.fromkeys(memory.storage(node) for node in _result_nodes(graph)):
+        root = storage
+        while root in copies:
+            root = copies[root][1]
+        if root in taken and storage in copies:
+            kept.append(copies[storage][0])
+        taken.add(root)
+    return kept
+
+
+def _kept_copy(*args: Any, **kwargs: Any) -> None:
+    """Replace the target of a copy that Inductor must not find."""
+
+
+def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> None:
+    """Insert copies of the operands without which writing in place changes the graph.
+
+    Args:
+        views: positions of results that share memory with an input in the user's program.
+            AOTAutograd replaces them.
+        fresh: positions of results that are known not to do so.
+    """
+    memory = _FakeMemory()
+    writes = graph_writes.find_writes(graph)
+    output = graph.output_node()
+    _copy_returned_inputs(graph, output, fresh, memory)
+    if not writes:
+        return
+    values = Values(graph, memory, _COPY_BACK)
+    late_reads = aliasing.find_late_reads(values)
+    if late_reads:
+        for user, node in late_reads:
+            user.replace_input_with(node, _copy_early(node, values))
+        values, writes = Values(graph, memory, _COPY_BACK), graph_writes.find_writes(graph)
+
+    owned = {
+        node
+        for index, node in enumerate(_results(output))
+        if isinstance(node, Node) and index not in views
+    }
+    copied = [write for write in writes if aliasing.needs_copy(write, writes, values, owned)]
+    reads: dict[tuple[Node, Path], None] = {}
+    for write in writes:
+        shared = write.node.meta.get(_SHARED, {}).get(write.path, ())
+        paths = [path for path in aliasing.find_aliased_reads(write, values) if path not in shared]
+        if paths and write.is_fused:
+            copied.append(write)
+        elif write not in copied:
+            reads.update(((write.node, path), None) for path in paths)
+    for node, path in reads:
+        aliasing.replace_operand(node, path, _copy(aliasing.get_operand(node, path), before=node))
+    for write in copied:
+        if write.path[:2] == ("kwargs", "_all_bases"):
+            write.node.meta.setdefault(_COPIED_BASES, set()).add(write.path[2])
+        else:
+            aliasing.replace_operand(
+                write.node, write.path, _copy(write.operand, before=write.node)
+            )
+
+
+def restore_copied_bases(graph: Graph) -> None:
+    """Have the custom operators of a graph copy the operands that they must not overwrite."""
+    target = torch.ops.higher_order.auto_functionalized_v2
+    for node in graph.find_nodes(op="call_function", target=target):
+        copied = node.meta.get("only_clone_these_tensors")
+        if copied is not None and _COPIED_BASES in node.meta:
+            node.meta["only_clone_these_tensors"] = sorted({*copied, *node.meta[_COPIED_BASES]})
+
+
+def _result_nodes(graph: Graph) -> list[Node]:
+    return [node for node in _results(graph.output_node()) if isinstance(node, Node)]
+
+
+def _results(output: Node) -> tuple[Any, ...]:
+    results = output.args[0]
+    return tuple(results) if isinstance(results, (list, tuple)) else (results,)
+
+
+def _copy_returned_inputs(
+    graph: Graph, output: Node, fresh: frozenset[int], memory: _FakeMemory
+) -> None:
+    """Copy results that are views of inputs, although they own their memory in the program."""
+    inputs = {memory.storage(node) for node in graph.find_nodes(op="placeholder")} - {None}
+    for index, node in enumerate(_results(output)):
+        if (
+            index in fresh
+            and isinstance(node, Node)
+            and node.target is not _COPY_BACK
+            and memory.storage(node) in inputs
+        ):
+            aliasing.replace_operand(output, ("args", 0, index), _copy(node, before=output))
+
+
+def _copy(node: Node, before: Node) -> Node:
+    """Insert a copy of a node in front of another one."""
+    from torch._inductor.virtualized import V
+
+    graph = node.graph
+    with graph.inserting_before(before):
+        copy = graph.call_function(torch.ops.aten.clone.default, (node,))
+    with V.fake_mode:
+        copy.meta["val"] = torch.ops.aten.clone.default(node.meta["val"])
+    return copy
+
+
+def _copy_early(node: Node, values: Values) -> Node:
+    """Insert a copy of an input or a view of it, in front of what may overwrite the input."""
+    storage = values.storage(node)
+    assert storage is not None
+    _move_before(node, values.copies[storage], values)
+    following = node.next
+    while following.op == "placeholder":
+        following = following.next
+    return _copy(node, before=following)
+
+
+def _move_before(node: Node, place: Node, values: Values) -> None:
+    """Move a view of an input in front of a node that overwrites the input."""
+    if values.order[node] > values.order[place] and values.memory.is_view(node):
+        for operand in node.all_input_nodes:
+            _move_before(operand, place, values)
+        place.prepend(node)

@@ -1,0 +1,205 @@
+"""Fixes for programs that write into memory which is also read, or which a result shares.
+
+AOTAutograd makes a graph functional. Inductor removes copies from it, which is right as long as the
+graph is functional, and then lets operators write in place. It checks later uses of the operand,
+but neither what the operator itself reads, nor results that must not share memory, nor the order of
+the final writes to inputs. Before the operators are made in-place, `graph_copies` inserts a copy of
+each operand for which that matters (`aliasing` decides which). Graphs without such operands are
+unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from inductor_ext.hooks import context, registry
+from inductor_ext.hooks.registry import Hook
+
+_PASSES = "torch._inductor.fx_passes"
+_OWNER = "hooks.upstream_fixes.mutation"
+
+HOOKS = (
+    Hook(
+        "copies_before_writes",
+        "replaced",
+        (f"{_PASSES}.reinplace.reinplace_inplaceable_ops_core",),
+        _OWNER,
+        "Operators are made in-place although they read the memory that they write, although a "
+        "result of the graph shares it, or although an input gets another value afterwards.",
+        parameters=("graph",),
+        relies_on=(
+            f"{_PASSES}.reinplace.inplaceable_ops",
+            f"{_PASSES}.reinplace.inplaceable_foreach_ops",
+            f"{_PASSES}.reinplace._generalized_scatter",
+            f"{_PASSES}.reinplace._same_tensor_metadata|torch.fx.passes.reinplace._is_view_op",
+        ),
+        upstream="197829, 198031, 195451, 198094, 198131",
+    ),
+    Hook(
+        "aliases_of_users",
+        "replaced",
+        (f"{_PASSES}.post_grad.remove_noop_ops",),
+        _OWNER,
+        "Copies are removed here. A custom operator that a program calls with operands which share "
+        "memory differs from one whose operands share memory because a copy was removed.",
+        parameters=("graph",),
+        upstream="198031",
+    ),
+    Hook(
+        "copied_bases",
+        "replaced",
+        (f"{_PASSES}.post_grad.decompose_auto_functionalized",),
+        _OWNER,
+        "The in-place pass decides which operands of a custom operator are copied, and a later "
+        "pass removes the copies of views with another dtype.",
+        parameters=("graph",),
+        upstream="198031, 195451",
+    ),
+    Hook(
+        "fused_writes",
+        "replaced",
+        ("torch._inductor.scheduler.Scheduler.can_fuse_vertical",),
+        _OWNER,
+        "A kernel that overwrites a buffer is fused with one that reads it at other positions, if "
+        "the buffer was written before or if the loops were reordered.",
+        parameters=("node1", "node2"),
+        relies_on=("torch._inductor.dependencies.MemoryDep.normalize",),
+        upstream="198270, 198280",
+    ),
+)
+
+
+def install_hooks() -> None:
+    """Install the dispatchers, once per process."""
+    dispatchers: dict[str, registry.MakeDispatcher] = {
+        "copies_before_writes": _dispatch_reinplace,
+        "aliases_of_users": _dispatch_remove_noop_ops,
+        "copied_bases": _dispatch_decompose,
+        "fused_writes": _dispatch_can_fuse_vertical,
+    }
+    registry.install(HOOKS, dispatchers)
+
+
+def cache_key(gm: Any) -> str:
+    """Return a text for what generated code depends on besides the graph.
+
+    Args:
+        gm: a `torch.fx.GraphModule`.
+    """
+    from inductor_ext.hooks.upstream_fixes import graph_copies
+
+    kinds = [sorted(positions) for positions in _find_result_kinds(gm.graph)]
+    return f"{kinds}{graph_copies.describe_aliases(gm)}"
+
+
+def _dispatch_reinplace(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def reinplace_inplaceable_ops_core(graph: Any) -> None:
+        if context.settings() is not None:
+            from inductor_ext.hooks.upstream_fixes import graph_copies
+
+            graph_copies.add_copies(graph, *_find_result_kinds(graph))
+        stock(graph)
+
+    return reinplace_inplaceable_ops_core
+
+
+def _find_result_kinds(graph: Any) -> tuple[frozenset[int], frozenset[int]]:
+    """Return positions of results that share memory with an input in the user's program, or do not.
+
+    Neither contains tensors that are saved for the backward graph. Both are empty if nothing is
+    known, as in backward graphs and exported programs.
+    """
+    nothing: frozenset[int] = frozenset()
+    tracing = torch._guards.TracingContext.try_get()
+    metadata = tracing.fw_metadata if tracing is not None else None
+    placeholders = graph.find_nodes(op="placeholder")
+    if metadata is None or any(str(node.target).startswith("tangents") for node in placeholders):
+        return nothing, nothing
+    start = len(metadata.tokens) + metadata.num_mutated_inp_runtime_indices
+    end = start + len(metadata.output_info)
+    results = graph.output_node().args[0]
+    count = len(results) if isinstance(results, (list, tuple)) else 1
+    if end + metadata.num_intermediate_bases > count:
+        return nothing, nothing
+    kinds = [info.output_type.name for info in metadata.output_info]
+    views = [start + i for i, kind in enumerate(kinds) if kind in ("alias_of_input", "is_input")]
+    fresh = [start + i for i, kind in enumerate(kinds) if kind == "non_alias"]
+    return frozenset(views), frozenset(fresh)
+
+
+def _dispatch_remove_noop_ops(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def remove_noop_ops(graph: Any) -> None:
+        if context.settings() is None:
+            stock(graph)
+            return
+        from inductor_ext.hooks.upstream_fixes import graph_copies
+
+        graph_copies.record_aliases(graph)
+        with graph_copies.keep_copies_of_results(graph):
+            stock(graph)
+
+    return remove_noop_ops
+
+
+def _dispatch_decompose(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def decompose_auto_functionalized(graph: Any) -> None:
+        if context.settings() is not None:
+            from inductor_ext.hooks.upstream_fixes import graph_copies
+
+            graph_copies.restore_copied_bases(graph)
+        stock(graph)
+
+    return decompose_auto_functionalized
+
+
+def _dispatch_can_fuse_vertical(stock: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(stock)
+    def can_fuse_vertical(self: Any, node1: Any, node2: Any, *args: Any, **kwargs: Any) -> bool:
+        if not stock(self, node1, node2, *args, **kwargs):
+            return False
+        return context.settings() is None or _reads_where_it_writes(self, node1, node2)
+
+    return can_fuse_vertical
+
+
+def _reads_where_it_writes(scheduler: Any, node1: Any, node2: Any) -> bool:
+    """Whether the buffers that node2 overwrites are read by node1 at the same positions only."""
+    real_names = scheduler.mutation_real_name
+    if not real_names:
+        return True
+    writes: dict[str, list[Any]] = {}
+    for write in node2.read_writes.writes:
+        real_name = real_names.get(write.name)
+        if real_name is not None:
+            writes.setdefault(real_name, []).append(write)
+    if not writes:
+        return True
+    return all(
+        _is_same_access(read, write)
+        for read in node1.read_writes.reads
+        for write in writes.get(real_names.get(read.name, read.name), ())
+    )
+
+
+def _is_same_access(read: Any, write: Any) -> bool:
+    """Whether a read and a write of a buffer access the same element in each iteration."""
+    from torch._inductor.dependencies import MemoryDep, WeakDep
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    if isinstance(read, WeakDep):
+        return True  # only the order; the buffer is not read
+    if not (isinstance(read, MemoryDep) and isinstance(write, MemoryDep)):
+        return False
+    if any(symbol_is_type(symbol, SymT.TMP) for symbol in read.index.free_symbols):
+        return False
+    if (read.index, read.size) == (write.index, write.size):
+        return True
+    read, write = read.normalize(), write.normalize()
+    return bool((read.index, read.size) == (write.index, write.size))

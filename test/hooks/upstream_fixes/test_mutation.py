@@ -1,0 +1,228 @@
+"""Programs that write into memory which is also read, or which a result does not share.
+
+Each function contains independent variants, with inputs of their own, so that one compile tests
+them all. Results, inputs after the call, and which of them share memory are compared with eager
+mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch._inductor.utils import run_and_get_code
+
+import inductor_ext
+from test.support.mutating_operators import flip_into, flip_into_both, increment
+
+Program = Callable[..., tuple[torch.Tensor, ...]]
+
+REVERSED = torch.tensor([5, 4, 3, 2, 1, 0])
+
+
+def write_overlapping_slices(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    a[1:] = a[:-1].clone()
+    b[:, :-2] = b[:, 2:].clone()
+    c.view(torch.int32)[2:] = c.view(torch.int32)[:-2].clone()
+    first, second = d.chunk(2)
+    saved = first.clone()
+    first.copy_(second)
+    second.copy_(saved)
+    e[REVERSED] = e.clone()
+    inner = f * 2
+    inner[:-1] = inner[1:].clone()
+    return a + 1, c * 2, inner
+
+
+def call_custom_operators(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    flip_into(a.clone(), a)
+    flip_into(b[:4].clone(), b[2:])
+    flip_into(c.view(torch.int32).clone(), c.view(torch.int32))
+    flip_into_both(d[:3].clone(), [d[:3], d[3:]])
+    inner = e * 3
+    flip_into(inner.clone(), inner)
+    fresh = f.view(torch.int32).clone()
+    increment(fresh)
+    return a * 2, inner, fresh
+
+
+def return_fresh_results(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    scattered = torch.slice_scatter(a, a[1:3] * 2, 0, 2, 4)
+    a.copy_(scattered)
+    indexed = torch.index_put(b, (REVERSED[:2],), b[:2] * 2)
+    b.copy_(indexed)
+    overwritten = torch.slice_scatter(c, c[1:3] * 2, 0, 2, 4)
+    c.zero_()
+    d.index_fill_(0, REVERSED[:1], 3.0)
+    before = d.clone()
+    d.clamp_(0, 0.5)
+    incremented = e.clone()
+    increment(incremented)
+    e.copy_(incremented)
+    f.mul_(2)
+    return scattered[1:], indexed, overwritten, before, incremented, f.clone(), f.clone()
+
+
+def read_before_write(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    a[:] = b[:]
+    b.add_(1)
+    saved = c.clone()
+    c.copy_(d)
+    d.copy_(saved)
+    e.index_put_((REVERSED,), e * 2.0)
+    e.add_(e.flip(0))
+    f.index_put_((REVERSED,), f * 2.0)
+    f[1:] = f[:-1].clone()
+    return b * 2, c + d
+
+
+def update_lists(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    torch._foreach_add_([a, b], [b.clone(), a.clone()])
+    torch._foreach_mul_([c, d], [d.clone(), d.clone()])
+    e.copy_(e.roll(1, 0))
+    f.copy_(f.flip(1))
+    return (a + b,)
+
+
+PROGRAMS: tuple[Program, ...] = (
+    write_overlapping_slices,
+    call_custom_operators,
+    return_fresh_results,
+    read_before_write,
+    update_lists,
+)
+
+
+def _inputs(rows: int = 6) -> list[torch.Tensor]:
+    values = torch.arange(rows * 40, dtype=torch.float32).reshape(rows, 40)
+    return [values + 1000 * index for index in range(1, 7)]
+
+
+def _sharing(tensors: list[torch.Tensor]) -> list[list[bool]]:
+    pointers = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return [[pointer == other for other in pointers] for pointer in pointers]
+
+
+def _compare(program: Program, compiled: Program, inputs: list[torch.Tensor]) -> None:
+    expected_inputs, actual_inputs = ([x.clone() for x in inputs] for _ in range(2))
+    expected = [*program(*expected_inputs), *expected_inputs]
+    actual = [*compiled(*actual_inputs), *actual_inputs]
+    for index, (value, reference) in enumerate(zip(actual, expected, strict=True)):
+        assert torch.equal(value, reference), index
+    assert _sharing(actual) == _sharing(expected)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_programs_agree_with_eager_mode(program: Program) -> None:
+    _compare(program, torch.compile(program, backend="inductor_ext"), _inputs())
+
+
+def test_programs_agree_in_cpp_and_with_dynamic_sizes() -> None:
+    program, options = call_custom_operators, {"cpp_wrapper": True}
+    compiled = torch.compile(program, backend="inductor_ext", options=options, dynamic=True)
+    _compare(program, compiled, _inputs())
+
+
+def test_operands_that_share_memory_in_the_program_still_do() -> None:
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        flip_into(x, x)
+        return (x * 2,)
+
+    def call_with_copy(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        flip_into(x.clone(), x)
+        return (x * 2,)
+
+    # The graphs are equal once the copy is removed, and must not share a cache entry.
+    for program in (call_with_copy, call):
+        _compare(program, torch.compile(program, backend="inductor_ext"), _inputs()[:1])
+
+
+def test_results_that_share_memory_in_the_program_still_do() -> None:
+    def return_view(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x[1:3] = 2
+        return (x[2:],)
+
+    def return_fresh(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        updated = torch.slice_scatter(x, torch.full((2, 40), 2.0), 0, 1, 3)
+        x.copy_(updated)
+        return (updated[2:],)
+
+    for program in (return_fresh, return_view):
+        _compare(program, torch.compile(program, backend="inductor_ext"), _inputs()[:1])
+
+
+def test_gradients_use_values_from_before_the_write() -> None:
+    def train(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        updated = x.clone()
+        updated[1:3] = weight[1:3]
+        x.copy_(updated.detach())
+        return (updated * weight).sum()
+
+    gradients = []
+    for function in (train, torch.compile(train, backend="inductor_ext")):
+        x, weight = (tensor.clone() for tensor in _inputs()[:2])
+        weight.requires_grad_()
+        loss = function(x, weight)
+        x.zero_()
+        loss.backward()
+        gradients.append(weight.grad)
+    assert torch.equal(*gradients)
+
+
+class Buffers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name, value in zip("abcdef", _inputs(), strict=True):
+            self.register_buffer(name, value)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.a[1:] = self.a[:-1].clone()
+        copy = self.b.clone()
+        flip_into(copy, self.b)
+        before = self.c.clone()
+        self.c.add_(1)
+        updated = torch.slice_scatter(self.d, self.d[1:3] * 2, 0, 2, 4)
+        self.d.copy_(updated)
+        self.e.copy_(self.f)
+        self.f.add_(x)
+        x[1:] = x[:-1].clone()
+        return self.a * x, copy, before, updated, self.e * 1, self.f.clone()
+
+
+def test_packages_agree_with_eager_mode(tmp_path: Path) -> None:
+    x = torch.rand(6, 40)
+    path = inductor_ext.aoti_compile_and_package(
+        torch.export.export(Buffers(), (x.clone(),)), package_path=str(tmp_path / "model.pt2")
+    )
+    package, eager = torch._inductor.aoti_load_package(path), Buffers()
+    for _ in range(2):
+        actual_input, expected_input = x.clone(), x.clone()
+        actual, expected = package(actual_input), eager(expected_input)
+        for value, reference in zip(actual, expected, strict=True):
+            assert torch.equal(value, reference)
+            value.zero_()  # a result that is a buffer would show in the next call
+        assert torch.equal(actual_input, expected_input)
+
+
+class Cache(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(2, 64, 40))
+        self.register_buffer("values", torch.zeros(2, 64, 40))
+
+    def forward(self, new: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.keys.index_copy_(1, position, new)
+        self.values[:, 3:4] = new
+        return ((self.keys * self.values).sum(-1), self.keys[:, :8])
+
+
+def test_updates_of_a_cache_stay_in_place() -> None:
+    codes = []
+    for backend in ("inductor", "inductor_ext"):
+        torch._dynamo.reset()
+        compiled = torch.compile(Cache(), backend=backend)
+        _, code = run_and_get_code(compiled, torch.ones(2, 1, 40), torch.tensor([5]))
+        codes.append([code[0].count(text) for text in ("async_compile.cpp", "empty_strided")])
+    assert codes[0] == codes[1]

@@ -1,0 +1,35 @@
+"""Custom operators that overwrite operands while they read others."""
+
+from __future__ import annotations
+
+import torch
+
+_LIBRARY = torch.library.Library("inductor_ext_mutation_test", "DEF")
+
+
+def _flip_into(src: torch.Tensor, dst: torch.Tensor) -> None:
+    # Row by row, so that an operand that shares memory changes while it is read.
+    for row in range(len(src)):
+        dst[len(src) - 1 - row] = src[row]
+
+
+def _flip_into_both(src: torch.Tensor, outs: list[torch.Tensor]) -> None:
+    for out in outs:
+        _flip_into(src, out)
+
+
+def _increment(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+for _name, _schema, _function in (
+    ("flip_into", "(Tensor src, Tensor(a!) dst) -> ()", _flip_into),
+    ("flip_into_both", "(Tensor src, Tensor(a!)[] outs) -> ()", _flip_into_both),
+    ("increment", "(Tensor(a!) x) -> ()", _increment),
+):
+    _LIBRARY.define(_name + _schema)
+    _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
+
+flip_into = torch.ops.inductor_ext_mutation_test.flip_into.default
+flip_into_both = torch.ops.inductor_ext_mutation_test.flip_into_both.default
+increment = torch.ops.inductor_ext_mutation_test.increment.default
