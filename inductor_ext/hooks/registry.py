@@ -122,13 +122,14 @@ def _missing_parameters(hook: Hook, parameters: Sequence[str]) -> str:
 
 
 def install(hooks: Sequence[Hook], dispatchers: Mapping[str, MakeDispatcher]) -> None:
-    """Install the dispatchers of all hooks of kind "replaced"; see `replace`.
+    """Install the dispatchers of all hooks of kind "replaced" that apply to this torch.
 
     Args:
-        dispatchers: by name of the hook.
+        dispatchers: by name of the hook; see `replace`.
     """
+    version = _compat.torch_version()
     for hook in hooks:
-        if hook.kind == "replaced":
+        if hook.kind == "replaced" and is_applicable(hook, version):
             replace(hook, dispatchers[hook.name])
 
 

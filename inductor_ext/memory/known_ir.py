@@ -142,6 +142,9 @@ LINES: Mapping[str, Line] = {
 
 OWN_LINES: Mapping[str, Line] = {
     "OutVariantLine": _read("an operator that may need scratch; its outputs have AllocateLines"),
+    "MatchStridesLine": _pass(
+        "copies the result of an operator whose strides are not as predicted"
+    ),
     "_Line": _refuse(_ABSTRACT),
     "ArenaLine": _refuse(_NEVER_READ),
     "MemberLine": _refuse(_NEVER_READ),

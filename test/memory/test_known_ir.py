@@ -31,7 +31,7 @@ import torch._inductor.codegen, torch._inductor.kernel
 from torch._inductor import ir, scheduler
 from torch._inductor.codegen import common, wrapper
 import inductor_ext.lowerings.cutlass_call, inductor_ext.memory.out_variants
-import inductor_ext.memory.arena_lines
+import inductor_ext.memory.arena_lines, inductor_ext.hooks.upstream_fixes.stride_lines
 
 for package in (torch._inductor, torch._inductor.codegen, torch._inductor.kernel):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):

@@ -104,7 +104,12 @@ def generator(stock: Any, settings: Settings) -> Any:
     mixed: tuple[type[Any], ...] = (AotWrapper,) if supported() else ()
     if stock is CppWrapperGpu and not _compat.scratch_covers_grid():
         mixed = (*mixed, upstream_fixes.GridScratch)
-    fixes = (upstream_fixes.LoopOutputs, fallback_calls.FallbackCalls, DecoratedCall)
+    fixes = (
+        upstream_fixes.LoopOutputs,
+        upstream_fixes.FallbackStrides,
+        fallback_calls.FallbackCalls,
+        DecoratedCall,
+    )
     return _Constructor(_wrapper_class(stock, (*mixed, *fixes)), settings)
 
 

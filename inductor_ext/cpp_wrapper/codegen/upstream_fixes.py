@@ -83,6 +83,61 @@ def _carried_outputs(wrapper: Any, while_loop: Any) -> list[tuple[Any, str]]:
     return [(carried_input, name) for carried_input, name in pairs if name not in mutated_names]
 
 
+_MATCH_STRIDES = """
+#ifndef INDUCTOR_EXT_MATCH_STRIDES
+#define INDUCTOR_EXT_MATCH_STRIDES
+[[maybe_unused]] static void match_strides(
+    torch::aot_inductor::RAIIAtenTensorHandle& tensor,
+    std::initializer_list<int64_t> size,
+    std::initializer_list<int64_t> stride) {
+  int64_t dim;
+  int64_t* sizes;
+  int64_t* strides;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dim));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
+  if (dim != static_cast<int64_t>(size.size())) return;
+  bool same = true;
+  for (int64_t i = 0; i < dim; ++i) {
+    if (sizes[i] != size.begin()[i] || sizes[i] == 0) return;
+    same = same && (sizes[i] == 1 || strides[i] == stride.begin()[i]);
+  }
+  if (same) return;
+  int32_t dtype, device_type, device_index;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &dtype));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor, &device_type));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor, &device_index));
+  AtenTensorHandle handle;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      dim, size.begin(), stride.begin(), dtype, device_type, device_index, &handle));
+  torch::aot_inductor::RAIIAtenTensorHandle copy(handle);
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(copy, tensor, false));
+  tensor = std::move(copy);
+}
+#endif
+"""
+
+
+class FallbackStrides:
+    """Mixin for torch's wrappers: copies an operator's result whose strides are not as predicted.
+
+    `hooks.upstream_fixes.fallback_strides` calls it for results that own their memory.
+    """
+
+    def generate_match_strides(self: Any, name: str, size: str, stride: str) -> str:
+        """Return the statement for a result; a result of another size is left as it is.
+
+        Args:
+            name: the variable of the result.
+            size: the predicted size, as a C++ initializer list.
+            stride: the predicted strides, likewise.
+        """
+        if not vars(self).get("_declares_match_strides"):
+            self._declares_match_strides = True
+            self.header.splice(_MATCH_STRIDES)
+        return f"match_strides({name}, {size}, {stride});"
+
+
 def generate_launcher(stock: Any, wrapper: Any) -> None:
     """Append the C++ function that launches a Triton kernel to a wrapper's prefix.
 

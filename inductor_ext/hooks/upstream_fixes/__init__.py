@@ -14,6 +14,7 @@ from inductor_ext.hooks.upstream_fixes import (
     cpu_reductions,
     exported_programs,
     fallback_calls,
+    fallback_strides,
     mkldnn_inplace,
     mutation,
 )
@@ -26,6 +27,7 @@ _MODULES = (
     fallback_calls,
     mkldnn_inplace,
     mutation,
+    fallback_strides,
 )
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)

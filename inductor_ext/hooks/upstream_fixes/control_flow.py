@@ -24,12 +24,91 @@ HOOKS = (
         parameters=("unbacked_only",),
         relies_on=("torch._inductor.ir.Switch.selector|torch._inductor.ir.Conditional.predicate",),
     ),
+    Hook(
+        "branch_constants",
+        "replaced",
+        ("torch._inductor.graph.GraphLowering.allocate_non_dup_const_name",),
+        "hooks.upstream_fixes.control_flow",
+        "A tensor that a branch or a loop's body creates from numbers is a constant of the "
+        "subgraph, but only the outermost graph's constants are set in the compiled module.",
+        parameters=("name", "data"),
+        relies_on=(
+            "torch._inductor.graph.SubgraphLowering",
+            "torch._inductor.graph.GraphLowering.get_original_value_of_constant",
+        ),
+        upstream="#185482",
+        until="2.14",
+    ),
+    Hook(
+        "branch_strides",
+        "replaced",
+        ("torch._inductor.ir.ExternKernel.require_exact_strides",),
+        "hooks.upstream_fixes.control_flow",
+        "The strides of a result of cond whose branches differ in an inner size contain a symbol "
+        "that is defined after the branches. A branch's result keeps its own strides.",
+        parameters=("x", "exact_strides"),
+        relies_on=("torch._inductor.graph.SubgraphLowering",),
+        upstream="#189528",
+        until="2.14",
+    ),
 )
 
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
-    registry.install(HOOKS, {"branch_symbols": _dispatch_branch_symbols})
+    dispatchers = {
+        "branch_symbols": _dispatch_branch_symbols,
+        "branch_constants": _dispatch_allocate_constant,
+        "branch_strides": _dispatch_require_exact_strides,
+    }
+    registry.install(HOOKS, dispatchers)
+
+
+def _dispatch_allocate_constant(stock: Callable[..., str]) -> Callable[..., str]:
+    # The module gets the values of the outermost graph's constants; names of subgraphs are unique.
+    @functools.wraps(stock)
+    def allocate_non_dup_const_name(self: Any, name: str | None, data: Any) -> str:
+        constant = stock(self, name, data)
+        if context.settings() is None:
+            return constant
+        from torch._inductor.graph import SubgraphLowering
+
+        root = self
+        while isinstance(root, SubgraphLowering):
+            root = root.parent
+        if root is not self:
+            for table in ("constants", "constant_reprs", "allocated_constant_name"):
+                getattr(root, table)[constant] = getattr(self, table)[constant]
+        return constant
+
+    return allocate_non_dup_const_name
+
+
+def _dispatch_require_exact_strides(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def require_exact_strides(x: Any, exact_strides: Any, allow_padding: bool = False) -> Any:
+        if context.settings() is not None:
+            exact_strides = _find_branch_strides(x, exact_strides)
+        return stock(x, exact_strides, allow_padding)
+
+    return require_exact_strides
+
+
+def _find_branch_strides(x: Any, strides: Any) -> Any:
+    """Return the strides of a subgraph's result; `strides` unless the subgraph lacks a symbol."""
+    import torch
+    from torch._inductor.graph import SubgraphLowering
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    if not isinstance(V.graph, SubgraphLowering) or not free_unbacked_symbols(list(strides)):
+        return strides
+    module: Any = V.graph.module
+    (results,) = module.graph.output_node().args
+    for result, buffer in zip(results, V.graph.graph_outputs or (), strict=False):
+        if buffer is x.data and isinstance(result, torch.fx.Node):
+            return result.meta["val"].stride()
+    return strides
 
 
 def _dispatch_branch_symbols(stock: Callable[..., Any]) -> Callable[..., Any]:

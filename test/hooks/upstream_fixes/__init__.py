@@ -1,0 +1,1 @@
+"""Tests of hooks.upstream_fixes."""
