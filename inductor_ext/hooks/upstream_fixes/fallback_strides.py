@@ -74,9 +74,10 @@ def _is_predicted(node: Any, wrapper: Any) -> bool:
         kernel = node.inputs[0]
         # A copy of a result that is a view would no longer change with its base.
         return type(kernel) is ir.FallbackKernel and not kernel.get_inputs_that_alias_output()
+    # From torch 2.14 on, a fallback operator with one result is that result's buffer.
     return (
         isinstance(node, ir.ExternKernelAlloc)
-        and not isinstance(node, ir.FallbackKernel)
+        and (type(node) is ir.FallbackKernel or not isinstance(node, ir.FallbackKernel))
         and not node.mutation_outputs
         and not node.get_mutation_names()
         and not node.get_inputs_that_alias_output()
