@@ -206,11 +206,13 @@ class _Call:
         for value, type_ in self.pairs:
             self._collect(value, type_, tensors, integers)
         tensors += [_result_name(result) for result in results]
+        # A hook of torch's wrapper classes from torch 2.13 on.
+        convert = getattr(self.wrapper, "codegen_runtime_lookup_tensor_call_args", list)
         pointers = [
             self.wrapper._generate_temporary_array_pointer(type_, items, force_mutable=True)
             for type_, items in (
                 ("int64_t", integers),
-                ("AtenTensorHandle", self.wrapper.codegen_runtime_lookup_tensor_call_args(tensors)),
+                ("AtenTensorHandle", convert(tensors)),
             )
         ]
         number = len(V.extern_kernel_nodes) - 1

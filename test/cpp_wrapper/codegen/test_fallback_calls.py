@@ -118,7 +118,7 @@ def _call_dispatcher(
         *(ops.number(x, float("inf")), ops.number(x, float("nan")), ops.numbers(x, [])),
         *(ops.numbers(i, [1, 2.5, 3j]), ops.numbers(i, [True, rows, first], [float("-inf")])),
         *(ops.sizes(i, []), ops.sizes(i, [], [1, 2], rows)),
-        *(torch.full((3,), 1j) + z[0], torch.full_like(z, 2), z.reciprocal(), z ** (1 + 1j)),
+        *(torch.full((3,), 1j), torch.full_like(z, 2), z.reciprocal(), z ** (1 + 1j)),
         *(z == 1j, z.masked_fill(z.real > 0, 1j), torch.where(z.real > 0, z, 1j)),
         *(torch.sub(z, z, alpha=2j), torch.addmm(z, z, z, alpha=1j), z.clone().fill_(2j)),
     ]
