@@ -258,7 +258,7 @@ class TestResults:
         assert workers.Journal(path, ["another torch"], restart=False).earlier == []
 
     def test_known_programs_are_left_out(self) -> None:
-        tasks = graphs.make_tasks(range(16), ["compile"], ["default"], "cpu")
+        tasks = graphs.make_tasks(range(16), ["compile"], ["default"], "cpu", share=False)
         known = {(seed, ("compile", "default")) for seed in range(9)}
         assert [t.seeds for t in graphs.remaining_tasks(tasks, known)] == [tuple(range(9, 16))]
 

@@ -409,10 +409,11 @@ def test_a_lowering_without_source_is_never_reused() -> None:
 
 def test_cache_keys_are_marked_inside_compiles_only() -> None:
     compile_fx.install_hooks(activate.requested)
+    module = torch.fx.symbolic_trace(torch.nn.ReLU())
     with scope.compile_scope(config.snapshot()):
-        inside = vars(FxGraphHashDetails(None, [], {}, []))
+        inside = vars(FxGraphHashDetails(module, [], {}, []))
         tag = torch.compiler.config.cache_key_tag
-    outside = vars(FxGraphHashDetails(None, [], {}, []))
+    outside = vars(FxGraphHashDetails(module, [], {}, []))
     assert set(inside) - set(outside) == {"inductor_ext"}
     assert inside["inductor_ext"].startswith(digest.source_key())
     assert tag == torch.compiler.config.cache_key_tag

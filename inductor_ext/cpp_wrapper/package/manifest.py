@@ -24,7 +24,7 @@ from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
 from inductor_ext.cpp_wrapper.package import zip_format, zip_reader
 from inductor_ext.storage import json_codec
-from inductor_ext.storage.json_codec import EXTRA, Size
+from inductor_ext.storage.json_codec import EXTRA, OPTIONAL, Size
 
 FORMAT = 1
 """Version of the manifest format. A reader rejects a higher version."""
@@ -103,7 +103,7 @@ class Model:
     signature: _Json = dataclasses.field(default_factory=dict)
     """Signature of a call (`signature.Signature` as JSON)."""
     constants: tuple[Constant, ...] = ()
-    frozen: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = dataclasses.field(default=(), metadata={OPTIONAL: True})
     """Constants of the exported program, by fully qualified name, that other constants or the code
     were computed from when it was compiled (`freezing`). They cannot be updated."""
     kernels: tuple[Kernel, ...] = ()

@@ -12,12 +12,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from inductor_ext.hooks import context, lowering_table, registry
 from inductor_ext.hooks.registry import Hook
+
+if TYPE_CHECKING:
+    import torch
 
 HOOKS = (
     Hook(
@@ -43,6 +44,8 @@ HOOKS = (
 
 def install_hooks() -> None:
     """Register the lowerings and install the dispatcher, once per process."""
+    import torch
+
     if not torch._C._has_mkldnn:
         return
     registry.install(HOOKS, {"accumulates_in_place": _dispatch_can_be_inplace})
@@ -81,6 +84,7 @@ def _lower_quantized(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 def _lower_conv(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(stock).bind(*args, **kwargs)
     if not _is_overwritable(call.arguments["other"]):
+        import torch
         from torch._inductor.lowering import lowerings
 
         stock = lowerings[torch.ops.mkldnn._convolution_pointwise.binary]
@@ -122,16 +126,17 @@ def _is_whole(operand: Any, buffer: Any) -> bool:
 def _nodes_that_share(names: set[str]) -> Iterator[torch.fx.Node]:
     """Yield the FX nodes with a value in the memory of the named buffers."""
     from torch._inductor.virtualized import V
+    from torch.utils._pytree import tree_leaves
 
     for node, value in V.graph.env.items():
-        leaves = torch.utils._pytree.tree_leaves(value)
-        if any(not names.isdisjoint(_memory_names(leaf)) for leaf in leaves):
+        if any(not names.isdisjoint(_memory_names(leaf)) for leaf in tree_leaves(value)):
             yield node
 
 
 def _count_uses(node: torch.fx.Node) -> int:
     """Return how often the current node and the nodes after it use the value of a node."""
     from torch._inductor.virtualized import V
+    from torch.utils._pytree import tree_leaves
 
     current = V.graph.current_node
     if node.graph is not current.graph:
@@ -139,7 +144,7 @@ def _count_uses(node: torch.fx.Node) -> int:
     uses = 0
     for user in node.users:
         if not user < current:
-            uses += torch.utils._pytree.tree_leaves((user.args, user.kwargs)).count(node)
+            uses += tree_leaves((user.args, user.kwargs)).count(node)
     return uses
 
 

@@ -14,8 +14,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
 
@@ -114,8 +112,10 @@ def _find_result_kinds(graph: Any) -> tuple[frozenset[int], frozenset[int]]:
     Neither contains tensors that are saved for the backward graph. Both are empty if nothing is
     known, as in backward graphs and exported programs.
     """
+    from torch._guards import TracingContext
+
     nothing: frozenset[int] = frozenset()
-    tracing = torch._guards.TracingContext.try_get()
+    tracing = TracingContext.try_get()
     metadata = tracing.fw_metadata if tracing is not None else None
     placeholders = graph.find_nodes(op="placeholder")
     if metadata is None or any(str(node.target).startswith("tangents") for node in placeholders):
