@@ -68,6 +68,21 @@ HOOKS = (
         relies_on=("torch._inductor.dependencies.MemoryDep.normalize",),
         upstream="198270, 198280",
     ),
+    Hook(
+        "order_of_writes",
+        "replaced",
+        ("torch._inductor.scheduler.SchedulerNode.recompute_size_and_body",),
+        _OWNER,
+        "New loops lose the dependencies that only keep the order: a kernel overwrites a buffer "
+        "before others have read it. Reads get the names of buffers before their writes.",
+        relies_on=(
+            "torch._inductor.dependencies.ReadWrites.with_read",
+            "torch._inductor.dependencies.ReadWrites.rename",
+            "torch._inductor.scheduler.BaseSchedulerNode.set_read_writes",
+        ),
+        upstream="177631, 174969, 175530",
+        until="2.14",
+    ),
 )
 
 
@@ -78,6 +93,7 @@ def install_hooks() -> None:
         "aliases_of_users": _dispatch_remove_noop_ops,
         "copied_bases": _dispatch_decompose,
         "fused_writes": _dispatch_can_fuse_vertical,
+        "order_of_writes": _dispatch_recompute_loops,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -203,3 +219,22 @@ def _is_same_access(read: Any, write: Any) -> bool:
         return True
     read, write = read.normalize(), write.normalize()
     return bool((read.index, read.size) == (write.index, write.size))
+
+
+def _dispatch_recompute_loops(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def recompute_size_and_body(self: Any, *args: Any, **kwargs: Any) -> None:
+        if context.settings() is None:
+            stock(self, *args, **kwargs)
+            return
+        from torch._inductor.dependencies import StarDep, WeakDep
+
+        added = type(self.read_writes.reads)(
+            read for read in self.read_writes.reads if isinstance(read, (StarDep, WeakDep))
+        )
+        stock(self, *args, **kwargs)
+        if added or self.mutation_renames:
+            reads_and_writes = self.read_writes.with_read(added)
+            self.set_read_writes(reads_and_writes.rename(self.mutation_renames))
+
+    return recompute_size_and_body

@@ -86,12 +86,32 @@ def update_lists(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
     return (a + b,)
 
 
+def read_before_fused_write(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """The kernel that writes is fused with an earlier one; the reads between them come first."""
+    operators: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+        lambda x: x.sort(0, descending=True).values,
+        lambda x: x.sum(1),
+        lambda x: x @ x.mT,
+        lambda x: x.cumsum(0),
+        lambda x: x.topk(2, 0).values,
+        lambda x: x.amax(0),
+    )
+    results = []
+    for x, operator in zip((a, b, c, d, e, f), operators, strict=True):
+        results.append(torch.where(torch.arange(40) == 0, x[:, :1] + 1, x))
+        results.append(operator(x))
+        x[1:3].mul_(-2)
+        x[:, 0] = 1
+    return tuple(results)
+
+
 PROGRAMS: tuple[Program, ...] = (
     write_overlapping_slices,
     call_custom_operators,
     return_fresh_results,
     read_before_write,
     update_lists,
+    read_before_fused_write,
 )
 
 
