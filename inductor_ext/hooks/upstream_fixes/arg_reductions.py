@@ -37,8 +37,11 @@ def _dispatch_row_major_index(stock: Callable[..., Any]) -> Callable[..., Any]:
         if context.settings() is None or kwargs.get("reduction_type") not in ("argmax", "argmin"):
             return reduction
         sizes = reduction["reduction_ranges"]
-        if len(sizes) > 1 and _can_report_index(x) and not _is_stored_row_major(x):
-            reduction["inner_fn"] = _report_index(reduction["inner_fn"], sizes)
+        if len(sizes) < 2 or _is_stored_row_major(x):
+            return reduction
+        if not _can_report_index(x):
+            return stock(_store_row_major(x), **kwargs)
+        reduction["inner_fn"] = _report_index(reduction["inner_fn"], sizes)
         return reduction
 
     return _make_reduction_inner
@@ -68,6 +71,13 @@ def _is_stored_row_major(x: Any) -> bool:
         return False
     layout = storage.data.layout
     return isinstance(layout, ir.FixedLayout) and bool(layout.is_contiguous())
+
+
+def _store_row_major(x: Any) -> Any:
+    """Return the input in a contiguous buffer, which kernels iterate in row-major order."""
+    from torch._inductor import ir
+
+    return ir.ExternKernel.require_contiguous_strides(x)
 
 
 def _report_index(load: Callable[..., Any], sizes: Sequence[Any]) -> Callable[..., Any]:

@@ -12,13 +12,15 @@ def test_index_is_row_major_whatever_the_layout_of_the_input() -> None:
         torch.randint(-128, 128, (17, 66), dtype=torch.int8).t(),
         torch.randn(2, 8, 9, 10).contiguous(memory_format=torch.channels_last),
         torch.randn(4, 5, 6, 7),
+        torch.randn(7, 1).expand(7, 5),
     ]
 
     def model(*xs: torch.Tensor) -> list[torch.Tensor]:
-        a, b, c, d = xs
+        a, b, c, d, e = xs
         results = [a.abs().argmin(), (a + 0.5).argmin(), a.argmax(), b.double().argmin()]
         results += [(b + 1).argmin(), (c * 2).argmax(), c.mean(-1).argmax(), c.amax(-1).argmax()]
         results += [(c * 2).flatten(1).argmax(1), d.argmax(), (d + 1).transpose(0, 1).argmin()]
+        results += [e.argmax(), (e + 1).argmin()]
         return results
 
     results = torch.compile(model, backend="inductor_ext", fullgraph=True)(*inputs)
