@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import inductor_ext
+from inductor_ext import _compat
 from test.support import aot_util
 from test.support.compile_util import BACKEND
 
@@ -89,6 +90,9 @@ def compile_model(model: nn.Module, args: tuple[Any, ...], way: str) -> Any:
 def test_results_with_other_strides_are_copied(way: str) -> None:
     torch.manual_seed(0)
     model = Model().eval()
+    if way == "dynamic" and _compat.minor_version(torch.__version__) < (2, 12):
+        # torch 2.11 has no fake implementation of _transformer_encoder_layer_fwd.
+        model.encoder = nn.Identity()
     args = torch.randn(2, 3, 10), torch.randn(6, 4)
     with torch.no_grad():
         expected = model(*args)
