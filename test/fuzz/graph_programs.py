@@ -243,14 +243,10 @@ class Program(memory_programs.Program):
         if not double and self.device == "cpu":
             return value
         plain = value.detach()
-        # A copy would be dense: the layout is part of the input.
-        base = plain.new_empty(0, device=self.device).set_(
-            plain.untyped_storage().to(self.device)  # type: ignore[arg-type]
-            if self.device != "cpu"
-            else plain.untyped_storage(),
-            plain.storage_offset(),
-            plain.shape,
-            plain.stride(),
+        # Only the storage is copied: a copy of the tensor would be dense.
+        flat = plain.new_empty(0).set_(plain.untyped_storage()).to(self.device)
+        base = flat.new_empty(0).set_(
+            flat.untyped_storage(), plain.storage_offset(), plain.shape, plain.stride()
         )
         if double:
             base = to_double(base)
