@@ -28,13 +28,16 @@ HOOKS = (
         upstream="191499",
     ),
     Hook(
-        "mask_minimum",
+        "vector_combination",
         "replaced",
         ("torch._inductor.codegen.cpp.CppVecKernel.reduction_combine_vec",),
         "hooks.upstream_fixes.cpu_reductions",
         "In the tail of a loop, Inductor combines masks by a function that masks of two vectors "
-        "do not have.",
-        parameters=("reduction_type", "var", "next_value", "src_dtype"),
+        "do not have. In torch 2.11 and 2.12, the index of argmin and argmax in a kernel with two "
+        "tiled loops lacks the position in the outer tile.",
+        parameters=("reduction_type", "var", "next_value", "index", "src_dtype"),
+        relies_on=("torch._inductor.codegen.cpp.CppTile2DKernel.transform_indexing",),
+        upstream="178964",
     ),
     Hook(
         "tail_suffix",
@@ -55,7 +58,7 @@ def install_hooks() -> None:
         HOOKS,
         {
             "vector_reduction": _dispatch_reduction,
-            "mask_minimum": _dispatch_mask_minimum,
+            "vector_combination": _dispatch_combination,
             "tail_suffix": _dispatch_tail_suffix,
         },
     )
@@ -109,22 +112,35 @@ def _legalize_bool(src_dtype: Any, reduction_type: str, value: Any) -> tuple[Any
     return src_dtype, _BOOL_REDUCTIONS.get(reduction_type, reduction_type), value
 
 
-def _dispatch_mask_minimum(stock: Callable[..., str]) -> Callable[..., str]:
+def _dispatch_combination(stock: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(stock)
     def reduction_combine_vec(
         self: Any, reduction_type: str, var: Any, next_value: Any, *args: Any, **kwargs: Any
     ) -> str:
         import torch
+        from torch._inductor.codegen import cpp
 
+        if context.settings() is None:
+            return stock(self, reduction_type, var, next_value, *args, **kwargs)
+        if _lacks_position_in_tile(self, reduction_type) and kwargs.get("index") is not None:
+            kwargs["index"] = self.transform_indexing(kwargs["index"])
         is_mask = reduction_type == "min" and kwargs.get("src_dtype") == torch.bool
-        if is_mask and self.tail_size and context.settings() is not None:
-            from torch._inductor.codegen import cpp
-
+        if is_mask and self.tail_size:
             tail_size = cpp.cexpr_index(self.tail_size)
             return f"decltype({var})::set({var}, {var} & {next_value}, {tail_size})"
         return stock(self, reduction_type, var, next_value, *args, **kwargs)
 
     return reduction_combine_vec
+
+
+def _lacks_position_in_tile(kernel: Any, reduction_type: str) -> bool:
+    """Whether Inductor omits the position in the outer tile from the index of a reduction."""
+    from torch._inductor.codegen import cpp
+
+    is_tiled_twice = isinstance(kernel, cpp.CppTile2DKernel)
+    # The method adds the position since torch 2.13.
+    is_fixed = hasattr(kernel, "_adjust_argreduce_index")
+    return is_tiled_twice and not is_fixed and reduction_type in ("argmin", "argmax")
 
 
 def _reduce_active_lanes(kernel: Any, reduction_type: str, dtype: Any) -> str:

@@ -25,3 +25,15 @@ def test_index_is_row_major_whatever_the_layout_of_the_input() -> None:
 
     results = torch.compile(model, backend="inductor_ext", fullgraph=True)(*inputs)
     assert [r.tolist() for r in results] == [r.tolist() for r in model(*inputs)]
+
+
+def test_index_in_a_kernel_with_two_tiled_loops() -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        x, y = x.permute(2, 0, 1), y.t()
+        results = [x.contiguous(), x.flatten(1).argmax(1), y + 1, (y + 1).argmin(1)]
+        return [*results, x.flatten(1).double().contiguous(), x.flatten(1).double().argmin(1)]
+
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 5, 7), torch.randn(37, 35)
+    results = torch.compile(model, backend="inductor_ext", fullgraph=True)(*inputs)
+    assert [r.tolist() for r in results] == [r.tolist() for r in model(*inputs)]
