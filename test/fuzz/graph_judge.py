@@ -12,6 +12,7 @@ changes, and of eager mode's own distance from double precision.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import enum
 import json
@@ -207,7 +208,8 @@ def _dynamic_dims(shape: Sequence[str]) -> Any:
 
 
 def _accepts_all_sizes(exported: torch.export.ExportedProgram, programs: Sequence[Program]) -> bool:
-    module = exported.module()
+    # A copy, because calls change the buffers of the exported program.
+    module = copy.deepcopy(exported.module())
     try:
         for call in range(1, len(programs[0].sizes)):
             module([p.arguments(call) for p in programs])
