@@ -109,7 +109,7 @@ def _as_number(value: Any) -> Any:
     """Return the Python number for an expression or symbolic number that is constant."""
     import sympy  # type: ignore[import-untyped]
 
-    expression = getattr(getattr(value, "node", None), "expr", value)
+    expression = expression_of(value)
     if isinstance(expression, sympy.Integer):
         return int(expression)
     if isinstance(expression, sympy.Float):

@@ -171,14 +171,9 @@ def needs_copy(write: Write, writes: Sequence[Write], values: Values, owned: set
         return True
     source = copy.args[1]
     assert isinstance(source, Node)
-    if values.storage(source) not in reached:
-        # The input gets another value: what was written in place is lost then.
-        nodes = itertools.chain.from_iterable(values.nodes[item] for item in reached)
-        return any(True for _ in values.uses(list(nodes), copy)) or (
-            write.is_unchecked and _is_used_later(write, storage, values, owned)
-        )
-    if not values.memory.is_same_view(source, copy):
+    if values.storage(source) in reached and not values.memory.is_same_view(source, copy):
         return True
+    # If the input gets another value, what was written in place is lost then.
     others = itertools.chain.from_iterable(
         values.nodes[item] for item in reached if item != values.storage(source)
     )
