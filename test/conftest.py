@@ -13,6 +13,9 @@ from unittest import mock
 
 import pytest
 
+# Failed assertions of shared test code show their values, as those of tests do.
+pytest.register_assert_rewrite("test.support")
+
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _SMOKE = Path(__file__).with_name("smoke.txt")
