@@ -128,7 +128,7 @@ def _with_class_of_number(value: Any) -> Any:
     shape_env = V.graph.sizevars.shape_env
     if class_ is float:
         return shape_env.create_symfloatnode(value, hint=None)
-    if class_ is bool and not value not in (sympy.true, sympy.false):
+    if class_ is bool and value not in (sympy.true, sympy.false):
         return shape_env.create_symboolnode(value)
     return value
 

@@ -115,6 +115,7 @@ def _call_dispatcher(
     return [
         *(changed, other, complex_, total, empty, *doubles, *more),
         *(ops.number(x, 1 + 2j), ops.number(i, rows / 2), ops.number(i, first)),
+        *(ops.number(i, rows > 3), ops.text(x, "", b=rows > 3)),
         *(ops.number(x, float("inf")), ops.number(x, float("nan")), ops.numbers(x, [])),
         *(ops.numbers(i, [1, 2.5, 3j]), ops.numbers(i, [True, rows, first], [float("-inf")])),
         *(ops.sizes(i, []), ops.sizes(i, [], [1, 2], rows)),
