@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import results as results_format
 
 if TYPE_CHECKING:
-    from test.fuzz.op_sweep_judge import Case
+    from test.fuzz.op_sweep_cases import Case
 
 _FLAGS = "-fsanitize=address -fsanitize-recover=address"
 
@@ -113,10 +113,10 @@ def _batches(count: int, operators: int) -> list[str]:
 
 def _operator_batches() -> list[list[Case]]:
     """The batches of the sweep's sample, those of many operators first."""
-    from test.fuzz import op_sweep_judge
+    from test.fuzz import op_sweep_cases
 
-    cases = op_sweep_judge.supported(op_sweep_judge.sample_cases())
-    return sorted(op_sweep_judge.batches(cases), key=len, reverse=True)
+    cases = op_sweep_cases.supported(op_sweep_cases.sample_cases())
+    return sorted(op_sweep_cases.batches(cases), key=len, reverse=True)
 
 
 def _run_batch(name: str, count: int) -> int:

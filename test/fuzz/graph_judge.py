@@ -32,7 +32,7 @@ import inductor_ext
 from inductor_ext import exc
 from test.fuzz.graph_generator import generate, mode_of
 from test.fuzz.graph_programs import Observer, Program, Run, run_eager, to_double
-from test.fuzz.op_sweep_judge import reason
+from test.fuzz.op_sweep_compare import reason
 from test.fuzz.workers import Announce
 
 WAYS = ("stock", "compile", "cpp_wrapper", "package")
