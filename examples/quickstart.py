@@ -95,6 +95,8 @@ class Variant:
     case: Literal["torch.compile", "AOT package"]
     compiler: Literal["eager", "stock", "ours"]
     folder: Path
+    layers: int | None = None
+    """Layers of the model; None for all."""
 
     def __str__(self) -> str:
         if self.compiler == "eager":
@@ -112,20 +114,20 @@ class Variant:
         return self.folder / "encoder.pt2"
 
 
-def line_up(folder: Path) -> list[Variant]:
+def line_up(folder: Path, layers: int | None = None) -> list[Variant]:
     """Return all variants, eager first, with a subfolder of `folder` for every variant."""
     return [
-        Variant("torch.compile", "eager", folder / "eager"),
-        Variant("torch.compile", "stock", folder / "jit-stock"),
-        Variant("torch.compile", "ours", folder / "jit-ours"),
-        Variant("AOT package", "stock", folder / "aot-stock"),
-        Variant("AOT package", "ours", folder / "aot-ours"),
+        Variant("torch.compile", "eager", folder / "eager", layers),
+        Variant("torch.compile", "stock", folder / "jit-stock", layers),
+        Variant("torch.compile", "ours", folder / "jit-ours", layers),
+        Variant("AOT package", "stock", folder / "aot-stock", layers),
+        Variant("AOT package", "ours", folder / "aot-ours", layers),
     ]
 
 
 def compile_encoder(variant: Variant) -> Callable[..., torch.Tensor]:
     """The encoder for the first case: as it is, or with a backend of `torch.compile`."""
-    encoder = load_encoder()
+    encoder = load_encoder(variant.layers)
     if variant.compiler == "eager":
         return encoder
     backend = "inductor_ext" if variant.compiler == "ours" else "inductor"
@@ -188,7 +190,7 @@ def build(variant: Variant, page: Tokens) -> float:
         begin = time.perf_counter()
         embed(variant, page)
     else:
-        program = export_encoder(page)
+        program = export_encoder(page, variant.layers)
         begin = time.perf_counter()
         package_encoder(variant, program)
     return time.perf_counter() - begin
@@ -393,12 +395,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--text", type=Path, default=SENTENCES, metavar="FILE", help="sentences, one a line"
     )
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help="use the first N layers of the model, for a trial"
+    )
     options = parser.parse_args(arguments)
     options.sentences = [line for line in options.text.read_text().splitlines() if line.strip()]
     if len(options.sentences) < 2:
         parser.error(f"{options.text} holds fewer than two sentences")
     if options.rounds < 1:
         parser.error("--rounds must be at least 1")
+    if options.layers is not None and options.layers < 1:
+        parser.error("--layers must be at least 1")
     return options
 
 
@@ -430,7 +437,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     count, longest = page["input_ids"].shape
     say(f"{count} sentences of up to {longest} tokens")
     with tempfile.TemporaryDirectory(prefix="inductor_ext-quickstart-") as folder:
-        records = measure_all(line_up(Path(folder)), page, excerpt, options.rounds, say)
+        records = measure_all(
+            line_up(Path(folder), options.layers), page, excerpt, options.rounds, say
+        )
     *_, last = records.values()
     print("\nThe sentences that the packaged model finds most alike:")
     for cosine, first, second in closest_pairs(last.start.embeddings, 3):

@@ -86,11 +86,16 @@ def model_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def load_encoder() -> SentenceEncoder:
-    """The model in float32, for inference."""
+def load_encoder(layers: int | None = None) -> SentenceEncoder:
+    """The model in float32, for inference.
+
+    Args:
+        layers: how many of its layers are kept, from the first; None for all.
+    """
     from transformers import AutoModel
 
     bert = AutoModel.from_pretrained(model_folder(), dtype=torch.float32)
+    bert.encoder.layer = bert.encoder.layer[:layers]
     return SentenceEncoder(bert).eval()
 
 
@@ -105,18 +110,19 @@ def tokenize(sentences: Sequence[str]) -> Tokens:
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-def export_encoder(example: Tokens) -> torch.export.ExportedProgram:
+def export_encoder(example: Tokens, layers: int | None = None) -> torch.export.ExportedProgram:
     """The encoder as a program for any number of sentences up to 1024.
 
     Args:
         example: at least two sentences; torch.export takes a size of 1 for a constant.
+        layers: see `load_encoder`.
     """
     sentences = torch.export.Dim("sentences", min=1, max=1024)
     tokens = torch.export.Dim("tokens", min=2, max=LONGEST)
     arguments = {name: torch.from_numpy(array) for name, array in example.items()}
     with torch.no_grad():
         return torch.export.export(
-            load_encoder(),
+            load_encoder(layers),
             args=(),
             kwargs=arguments,
             dynamic_shapes={name: {0: sentences, 1: tokens} for name in arguments},

@@ -176,7 +176,11 @@ def test_without_its_packages_the_quickstart_ends_with_2(
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [(["--rounds", "0"], "--rounds"), (["--text", "one.txt"], "two sentences")],
+    [
+        (["--rounds", "0"], "--rounds"),
+        (["--layers", "0"], "--layers"),
+        (["--text", "one.txt"], "two sentences"),
+    ],
 )
 def test_invalid_arguments_are_rejected(
     arguments: list[str],
@@ -265,7 +269,8 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
     sentences = quickstart.SENTENCES.read_text().splitlines()
     text.write_text("\n".join([sentences[14], sentences[30], sentences[13]]) + "\n")
     script = Path(quickstart.__file__).relative_to(results.CHECKOUT)
-    arguments = ["--text", str(text), "--rounds", "1", "--json-out", str(tmp_path / "out")]
+    arguments = ["--text", str(text), "--rounds", "1", "--layers", "1"]
+    arguments += ["--json-out", str(tmp_path / "out")]
     run = subprocess.run(
         [sys.executable, str(script), *arguments],
         cwd=results.CHECKOUT,
@@ -279,7 +284,9 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
     (path,) = (tmp_path / "out").glob("*/*.json")
     document = results.read(path)
     assert results.render_table(document) in run.stdout
-    assert document["command"] == (f"python {script} --text text.txt --rounds 1 --json-out out")
+    assert document["command"] == (
+        f"python {script} --text text.txt --rounds 1 --layers 1 --json-out out"
+    )
     assert {row["case"] for row in document["rows"]} == set(quickstart.CASES.values())
     for row in document["rows"]:
         assert row["ours"] is not None, row
@@ -287,8 +294,8 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
         if row["metric"] == "largest error":
             assert row["ours"] <= 1e-5
         if row["metric"] == "package size":
-            # The weights: 22.7 million parameters in float32.
-            assert 85 <= row["ours"] <= 100
+            # The weights: 13.7 million parameters in float32.
+            assert 52 <= row["ours"] <= 65
         if row["metric"] == "memory of a call":
             # Three sentences: far less than the weights and more than the result.
             assert 3 * 384 * 4 / quickstart.MIB < row["ours"] < 10
