@@ -21,6 +21,7 @@ import torch._functorch.config
 from torch._dynamo.utils import counters
 
 from inductor_ext import _compat, events
+from inductor_ext.backend import EagerFallbackRecord
 from inductor_ext.hooks.records import CompileRecord
 
 BACKEND = "inductor_ext"
@@ -59,11 +60,15 @@ def every_graph_compiles() -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiled_graphs() -> Iterator[Counter[str]]:
-    """Yield a Counter that holds, after the block, the extension's compiled graphs by kind."""
+    """Yield a Counter that holds, after the block, the extension's compiled graphs by kind.
+
+    A graph that runs in eager mode is counted by the description of its record.
+    """
     kinds: Counter[str] = Counter()
     with events.capture() as records:
         yield kinds
     kinds.update(record.kind for record in records if isinstance(record, CompileRecord))
+    kinds.update(r.describe() for r in records if isinstance(r, EagerFallbackRecord))
 
 
 def leaves(tree: object) -> list[Any]:
