@@ -152,7 +152,9 @@ def replace(hook: Hook, make: MakeDispatcher) -> None:
             raise _make_error(hook, why)
         dispatcher = make(current)
         setattr(dispatcher, _MARK, hook.name)
-        setattr(owner, attribute, dispatcher)
+        # A function in a class would get the instance as its first argument.
+        is_static = isinstance(inspect.getattr_static(owner, attribute), staticmethod)
+        setattr(owner, attribute, staticmethod(dispatcher) if is_static else dispatcher)
 
 
 def has_target(hook: Hook) -> bool:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from inductor_ext.hooks.registry import Hook
 from inductor_ext.hooks.upstream_fixes import (
+    any_reductions,
     arg_reductions,
     control_flow,
+    cpu_dtypes,
     cpu_reductions,
     empty_reductions,
     exported_programs,
     fallback_calls,
     fallback_strides,
+    graph_patterns,
     mkldnn_inplace,
     mutation,
 )
@@ -23,9 +26,12 @@ from inductor_ext.hooks.upstream_fixes import (
 _MODULES = (
     exported_programs,
     control_flow,
+    cpu_dtypes,
     cpu_reductions,
     empty_reductions,
+    any_reductions,
     arg_reductions,
+    graph_patterns,
     fallback_calls,
     mkldnn_inplace,
     mutation,

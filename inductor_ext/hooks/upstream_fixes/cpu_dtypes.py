@@ -1,0 +1,88 @@
+"""Fixes for C++ kernels that compute a number in another dtype than Inductor assumes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from inductor_ext.hooks import context, registry
+from inductor_ext.hooks.registry import Hook
+
+_INT_RESULTS = ("abs", "sign", "truncdiv")
+"""Operations of Inductor's IR whose C++ code has the type int for smaller integers."""
+
+HOOKS = (
+    *(
+        Hook(
+            f"small_integer_{name}",
+            "replaced",
+            (f"torch._inductor.codegen.cpp.CppOverrides.{name}",),
+            "hooks.upstream_fixes.cpu_dtypes",
+            "The result for integers of 8 or 16 bits is an int in C++. Functions of two numbers "
+            "of one type, such as the combination of a reduction, do not compile.",
+        )
+        for name in _INT_RESULTS
+    ),
+    Hook(
+        "float8_conversion",
+        "replaced",
+        ("torch._inductor.codegen.cpp.CppVecKernel.get_to_dtype_expr",),
+        "hooks.upstream_fixes.cpu_dtypes",
+        "Vectors of an 8-bit floating-point dtype can be converted only to and from float.",
+        parameters=("src", "dtype", "src_dtype"),
+    ),
+)
+
+
+def install_hooks() -> None:
+    """Install the dispatchers, once per process."""
+    dispatchers = {f"small_integer_{name}": _dispatch_small_integers for name in _INT_RESULTS}
+    registry.install(HOOKS, {**dispatchers, "float8_conversion": _dispatch_conversion})
+
+
+def _dispatch_small_integers(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def operation(x: Any, *others: Any) -> Any:
+        from torch._inductor.virtualized import V
+
+        code = stock(x, *others)
+        dtype = getattr(x, "dtype", None)
+        if context.settings() is None or not _is_small_integer(dtype):
+            return code
+        number = V.kernel.cse.generate(V.kernel.compute, code, dtype=dtype)
+        return f"decltype({x})({number})"
+
+    return operation
+
+
+def _is_small_integer(dtype: Any) -> bool:
+    import torch
+
+    return dtype in (torch.int8, torch.uint8, torch.int16, torch.uint16)
+
+
+def _dispatch_conversion(stock: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(stock)
+    def get_to_dtype_expr(
+        self: Any, src: Any, dtype: Any, src_dtype: Any, *args: Any, **kwargs: Any
+    ) -> str:
+        import torch
+
+        is_unsupported = (
+            dtype != src_dtype
+            and torch.float not in (dtype, src_dtype)
+            and (_is_float8(dtype) or _is_float8(src_dtype))
+        )
+        if context.settings() is not None and src.is_vec and is_unsupported:
+            number = self.cse.generate(self.compute, stock(self, src, torch.float, src_dtype))
+            number.dtype, number.is_vec = torch.float, True
+            number.dependent_itervars = src.dependent_itervars
+            src, src_dtype = number, torch.float
+        return stock(self, src, dtype, src_dtype, *args, **kwargs)
+
+    return get_to_dtype_expr
+
+
+def _is_float8(dtype: Any) -> bool:
+    return bool(dtype.is_floating_point) and dtype.itemsize == 1

@@ -1,0 +1,52 @@
+"""C++ kernels: integers of 8 and 16 bits, and conversions of 8-bit floating-point numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _check(model: Callable[..., Tensors], *inputs: torch.Tensor) -> None:
+    results = torch.compile(model, backend="inductor_ext", fullgraph=True)(*inputs)
+    for index, (result, value) in enumerate(zip(results, model(*inputs), strict=True)):
+        assert result.dtype == value.dtype, index
+        if result.is_floating_point():
+            result, value = result.float(), value.float()
+        assert torch.equal(result, value), index
+
+
+def test_operations_on_small_integers_keep_the_dtype() -> None:
+    torch.manual_seed(0)
+    x = torch.randint(-30000, 30000, (9, 17), dtype=torch.int16)
+
+    def model(*xs: torch.Tensor) -> list[torch.Tensor]:
+        results = []
+        for x in xs:
+            size = x.abs()
+            results += [size.amax(), size.amin(0), size.argmax(1), torch.maximum(size, x)]
+            results += [size.clamp(3, 9), size % 7, x.sign().amax(0), size.prod(dtype=x.dtype)]
+            results += [torch.div(x, 3, rounding_mode="trunc").amax(0)]
+        return results
+
+    _check(model, x, x.to(torch.int8), x.t())
+
+
+def test_8_bit_floating_point_numbers_are_converted() -> None:
+    torch.manual_seed(0)
+    dtypes = torch.float8_e5m2, torch.float8_e4m3fn
+    others = torch.bool, torch.int8, torch.uint8, torch.int32, torch.half, torch.bfloat16
+    number = (torch.rand(9, 33) > 0.3).float()
+
+    def model(number: torch.Tensor, *xs: torch.Tensor) -> list[torch.Tensor]:
+        results = []
+        for x in xs:
+            results += [x.all(), x.all(0), x.t().all(1, keepdim=True), x.any((0, 1))]
+            results += [torch.where(x.bool(), 1.0, 2.0)]
+            results += [x.to(other) for other in (*others, *dtypes)]
+            results += [number.to(other).to(x.dtype) for other in others]
+        return results
+
+    _check(model, number, *(number.to(dtype) for dtype in dtypes))
