@@ -208,6 +208,8 @@ class _Drawing:
 
     def _add(self, line: str) -> bool:
         """Run a line in eager mode; return whether it is part of the program now."""
+        if self._writes_differentiated(line):
+            return False
         try:
             with torch.set_grad_enabled(self.base.training):
                 for world in self.worlds:
@@ -227,6 +229,19 @@ class _Drawing:
                 self.draw.pool.pop(name, None)
                 self.draw.pool[name] = value
         return True
+
+    def _writes_differentiated(self, line: str) -> bool:
+        """Whether a custom operator, which has no gradient, may write what requires one.
+
+        Eager mode then returns the gradient of the values before the write.
+        """
+        operators = [
+            getattr(torch.ops.inductor_ext_fuzz, n) for n in re.findall(r"fuzz\.(\w+)", line)
+        ]
+        if not any(operator.default._schema.is_mutable for operator in operators):
+            return False
+        values = (self.worlds[0].get(name) for name in re.findall(r"\b[a-z]\w*\b", line))
+        return any(isinstance(value, Tensor) and value.requires_grad for value in values)
 
     def _is_good(self) -> bool:
         for start in range(0, len(self.worlds), len(_KINDS)):

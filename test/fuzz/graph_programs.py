@@ -261,6 +261,8 @@ class Run:
     """Results, mutated inputs, buffers and gradients, by name."""
     aliases: tuple[tuple[str, str], ...]
     """Pairs of tensors of which at least one is a result and that share memory."""
+    has_module: bool = True
+    """Whether buffers and parameters are observed."""
 
 
 def _find_aliases(named: Sequence[tuple[str, Tensor]]) -> list[tuple[str, str]]:
@@ -316,7 +318,7 @@ class Observer:
                 self.values[f"buffer {name}"] = value.detach().clone()
             for name, value in self.module.named_parameters():
                 self.values[f"gradient {name}"] = value.grad
-        return Run(self.values, tuple(self.aliases))
+        return Run(self.values, tuple(self.aliases), self.module is not None)
 
 
 def run_eager(program: Program, *, double: bool = False, perturbed: bool = False) -> Run:

@@ -13,9 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.async_compile import AsyncCompile
 
 from benchmarks.harness import results as results_format
-from test.fuzz import graph_judge, graph_shrink, graphs, memory_programs, workers
+from test.fuzz import (
+    graph_generator,
+    graph_judge,
+    graph_shrink,
+    graphs,
+    memory_programs,
+    quick_compiler,
+    workers,
+)
 from test.fuzz.graph_generator import BATCH, MODES, generate, is_reproducible, mode_of
 from test.fuzz.graph_judge import Build, Outcome, Result, Task, Verdict
 from test.fuzz.graph_programs import Input, Observer, Program, Run, run_eager
@@ -58,6 +67,15 @@ class TestGenerator:
         program = generate(seed)
         assert program.training == ("training" in mode_of(seed))
         assert program.dynamic == ("dynamic" in mode_of(seed))
+
+    def test_writes_of_custom_operators_are_not_differentiated(self) -> None:
+        """They have no gradient, and eager mode returns that of the values before the write."""
+        training = [seed for seed in range(0, 800, BATCH) if "training" in mode_of(seed)]
+        drawing = graph_generator._Drawing(training[0], 0, "cpu")
+        assert drawing.base.inputs[0].grad
+        assert not drawing._add("fuzz.flip_into(x0.detach(), x0)")
+        assert drawing._add("t1 = x0.detach() + 1")
+        assert drawing._add("fuzz.flip_into(t1.clone(), t1)")
 
 
 FLOAT = Input("x0", ("n", "m"))
@@ -111,6 +129,15 @@ class TestComparison:
             values["call 0: result 0 at once"],  # type: ignore[arg-type]
         )
 
+    def test_a_package_may_return_copies_of_its_buffers(self) -> None:
+        """A later call changes the buffer, and in eager mode the result too."""
+        lines = ("t1 = x0 * 2", "self.b0.add_(1)", "t2 = self.b0")
+        program = dataclasses.replace(PROGRAM, lines=lines)
+        run = _run_variant(*lines[:2], "t2 = self.b0.clone()", program=program)
+        assert "result 1" in graph_judge.find_difference(program, run)
+        run.has_module = False
+        assert graph_judge.find_difference(program, run) == ""
+
     def test_gradients_are_compared(self) -> None:
         grad = dataclasses.replace(FLOAT, grad=True)
         program = dataclasses.replace(PROGRAM, inputs=(grad,), lines=("t1 = x0 * 2", "t2 = x0"))
@@ -152,6 +179,33 @@ RIGHT = Outcome(Verdict.RIGHT)
 )
 def test_verdict(ours: Outcome, stock: Outcome, verdict: Verdict) -> None:
     assert graph_judge.verdict_of(ours, stock)[0] is verdict
+
+
+def test_what_torch_export_changes_is_not_a_case() -> None:
+    """An assigned buffer that is then written in place: the exported program ignores the write."""
+    program = dataclasses.replace(
+        PROGRAM, lines=("t1 = self.b0 * 2", "self.b0 = t1 + 1", "self.b0.add_(1)", "t2 = x0 + 1")
+    )
+    assert "result 0" in graph_judge.find_export_difference(program)
+    assert graph_judge.find_export_difference(dataclasses.replace(PROGRAM)) == ""
+
+
+def test_kernels_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = []
+
+    def load(argtypes: Any, source: str) -> Any:
+        sources.append(source)
+        return lambda index, arguments: (index, arguments)
+
+    monkeypatch.setattr(quick_compiler._Together, "load_pybinding", load)
+    with quick_compiler.quick_compiles():
+        compiler = AsyncCompile()
+        kernels = [compiler.cpp_pybinding(["float*", "int64_t"], text) for text in ("A", "B")]
+        assert kernels[1](1, 2) == (1, (1, 2))
+        assert kernels[0](3, 4) == (0, (3, 4))
+    (source,) = sources
+    assert "#define kernel kernel_1\nB\n#undef kernel" in source
+    assert "case 1: kernel_1(parse_arg<float*>(args, 0), parse_arg<int64_t>(args, 1))" in source
 
 
 class TestCrashes:
