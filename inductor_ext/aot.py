@@ -137,6 +137,10 @@ def _compile(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
     import torch._inductor
     from torch._inductor.debug import aot_inductor_minifier_wrapper
 
+    from inductor_ext.hooks import features
+
+    # One of them is needed before the scope of the compile: the program becomes a module.
+    features.install_hooks()
     output: list[Any] = []
 
     def compile_module(module: Any, args: Any, kwargs: Any = None, **rest: Any) -> str:

@@ -145,7 +145,7 @@ def replace(hook: Hook, make: MakeDispatcher) -> None:
             raise _make_error(hook, f"{' or '.join(hook.targets)} does not exist")
         owner, attribute = place
         current = getattr(owner, attribute)
-        if getattr(current, _MARK, None) == hook.name:
+        if _is_installed(hook, current):
             return
         why = _missing_parameters(hook, tuple(inspect.signature(current).parameters))
         if why:
@@ -155,6 +155,15 @@ def replace(hook: Hook, make: MakeDispatcher) -> None:
         # A function in a class would get the instance as its first argument.
         is_static = isinstance(inspect.getattr_static(owner, attribute), staticmethod)
         setattr(owner, attribute, staticmethod(dispatcher) if is_static else dispatcher)
+
+
+def _is_installed(hook: Hook, function: Any) -> bool:
+    """Whether a function is the dispatcher of a hook, or one over it."""
+    while function is not None:
+        if getattr(function, _MARK, None) == hook.name:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def has_target(hook: Hook) -> bool:

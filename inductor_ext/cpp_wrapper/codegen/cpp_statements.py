@@ -93,7 +93,8 @@ _DECLARATIONS = [
 ]
 
 # Unknown macros may expand to declarations.
-_CALL = r"(?:AOTI_TORCH_(?:ERROR_CODE_)?CHECK|\w*[a-z]\w*)(?:(?:::|\.|->)\w+)*(?:<[^;()]*>)?\("
+_MACRO = "AOTI_TORCH_(?:ERROR_CODE_)?CHECK|INDUCTOR_EXT_CALL_OPERATOR"
+_CALL = rf"(?:{_MACRO}|\w*[a-z]\w*)(?:(?:::|\.|->)\w+)*(?:<[^;()]*>)?\("
 _NOTHING = re.compile(
     rf"\s*(?:\{{|(?:if|while|for) \(|(?!alignas\b|decltype\b){_CALL}"
     r"|\w+(?:\[\d+\]|\.\w+)* [-+*/]?= )"

@@ -10,7 +10,8 @@ one torch release (which the code checks). `generator` adds the mixin to torch's
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import exc
@@ -121,6 +122,8 @@ class FallbackCalls:
 
     reports_operators = False
     """Whether the code includes runtime/model.h, whose functions name the operator that fails."""
+    replaced_lines: Mapping[str, str] = {}
+    """Lines of torch's codegen and what is written in place of them."""
 
     def generate_fallback_kernel_with_runtime_lookup(
         self: Any,
@@ -158,6 +161,29 @@ class FallbackCalls:
             call.write_executor_call(results)
         else:
             call.write_dispatcher_call(outputs)
+
+    def generate_c_shim_extern_kernel_call(
+        self: Any, kernel: str, args: list[str], device: str, **options: Any
+    ) -> None:
+        """Generate a call of an operator by its C shim; see torch's method."""
+        if self.reports_operators:
+            shim = self.get_c_shim_func_name(kernel, device)
+            call = f"{shim}({', '.join(args)})"
+            name = shim.removeprefix("aoti_torch_").removeprefix(f"{device}_")
+            self.replaced_lines = {
+                f"AOTI_TORCH_ERROR_CODE_CHECK({call});": _reporting_call(call, name, args)
+            }
+        super().generate_c_shim_extern_kernel_call(  # type: ignore[misc]
+            kernel, args, device, **options
+        )
+        self.replaced_lines = {}
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write lines, with those of `replaced_lines` replaced."""
+        lines = [
+            self.replaced_lines.get(line, line) if isinstance(line, str) else line for line in lines
+        ]
+        super().writelines(lines)  # type: ignore[misc]
 
 
 class CompleteArguments(list[Any]):
@@ -394,6 +420,43 @@ class _Call:
             for name, (value, type_) in zip(self.names, self.pairs, strict=True)
         ]
         return quote(f"{self.op.name()}({', '.join(described)})")
+
+
+def _reporting_call(call: str, name: str, args: Sequence[str]) -> str:
+    """Return the statement that calls a C shim, and describes the call in an error.
+
+    Args:
+        call: the C++ expression.
+        name: the name of the operator.
+        args: the C++ expressions of its arguments.
+    """
+    # The other arguments of this form are variables of results.
+    shown = [arg for arg in args if _is_tensor(arg) or not arg.endswith("_handle")]
+    values = ["\1" if _is_tensor(arg) else _show_argument(arg) for arg in shown]
+    text = quote(f"aten::{name}({', '.join(values)})")
+    tensors = [arg for arg in args if _is_tensor(arg)]
+    return f"INDUCTOR_EXT_CALL_OPERATOR({', '.join((call, text, *tensors))});"
+
+
+def _is_tensor(argument: str) -> bool:
+    """Whether a C++ expression is a tensor, which can be evaluated again."""
+    import sympy  # type: ignore[import-untyped]
+    from torch._inductor.virtualized import V
+
+    if argument.startswith(("wrap_with_raii_handle_if_needed(", "reinterpret_tensor_wrapper(")):
+        return True
+    graph = V.graph
+    if argument in graph.graph_inputs:
+        return not isinstance(graph.graph_inputs[argument], sympy.Basic)
+    return argument in graph.name_to_buffer or argument in graph.constants
+
+
+def _show_argument(argument: str) -> str:
+    """Return a number of C++ for a message; an ellipsis for other expressions."""
+    number = re.fullmatch(r"(-?\d[\d.e+-]*)(?:LL?)?|true|false", argument)
+    if number is None:
+        return "None" if argument == "nullptr" else "..."
+    return number[1] or argument
 
 
 def _describe(value: Any, type_: Any) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import cpu_target
 from inductor_ext.cpp_wrapper.codegen import (
+    constant_names,
     extern_nodes,
     frozen_constants,
     input_checks,
@@ -162,7 +163,7 @@ class ModelInfo:
             metadata = torch.ops.mkldnn._get_mkldnn_serialized_md(tensor).tolist()
         layout = str(tensor.layout).removeprefix("torch.")
         fields = (
-            c_string(name),
+            c_string(constant_names.public_name(name)),
             c_string(original_name(graph, name)),
             f"aoti_torch_dtype_{str(tensor.dtype).removeprefix('torch.')}",
             f"aoti_torch_device_type_{tensor.device.type}",

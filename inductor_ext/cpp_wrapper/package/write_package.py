@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import __version__, exc
-from inductor_ext.cpp_wrapper.codegen import weights_layout
+from inductor_ext.cpp_wrapper.codegen import constant_names, weights_layout
 from inductor_ext.cpp_wrapper.package import c_header, manifest, zip_format, zip_writer
 from inductor_ext.storage import digest
 from inductor_ext.storage.atomic import atomic_write
@@ -210,7 +210,7 @@ def _describe_constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
         digests = dict(zip(first, pool.map(digest, first.values()), strict=True))
     return tuple(
         manifest.Constant(
-            name=name,
+            name=constant_names.public_name(name),
             fqn=artifact.fqns[name],
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),

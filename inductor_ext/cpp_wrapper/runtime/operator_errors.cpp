@@ -80,6 +80,11 @@ void fail_operator(
       "The operator " + text + " failed: " + (why.empty() ? "torch prints the reason to stderr" : why));
 }
 
+void fail_operator(const char* call, std::initializer_list<AtenTensorHandle> tensors) {
+  const std::string reason = last_reason();
+  fail_operator(call, reason, tensors.begin(), tensors.size());
+}
+
 void fail_call(const char* call, const char* file, int64_t line) {
   const std::string why = trimmed(last_reason());
   std::string text(call);

@@ -4,6 +4,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 
 namespace inductor_ext {
@@ -30,6 +31,9 @@ void call_operator(
     AtenTensorHandle const* tensors,
     size_t num_tensors);
 
+// Throws the error of an operator that failed, with torch's last error as the reason.
+[[noreturn, gnu::cold]] void fail_operator(const char* call, std::initializer_list<AtenTensorHandle> tensors);
+
 // Throws the error of a function of torch's C interface that failed.
 //
 // call: the expression that called it.
@@ -41,3 +45,11 @@ void call_operator(
 void require_release(uint64_t version, const char* call);
 
 } // namespace inductor_ext
+
+// Calls an operator through a function of torch's C interface.
+//
+// call: the expression. text and the tensors: as of fail_operator.
+#define INDUCTOR_EXT_CALL_OPERATOR(call, text, ...)       \
+  if (__builtin_expect((call) != AOTI_TORCH_SUCCESS, 0)) { \
+    inductor_ext::fail_operator(text, {__VA_ARGS__});     \
+  }

@@ -1,8 +1,9 @@
-"""Fixes for exported programs: inputs that are not tensors, and constants that change."""
+"""Fixes for exported programs: inputs that are not tensors, and constants' values and names."""
 
 from __future__ import annotations
 
 import functools
+import keyword
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,50 @@ HOOKS = (
         "The constants of an AOT package are real tensors during the compile, so a value that "
         "`item` reads from a buffer would be compiled in, although calls may change the buffer.",
     ),
+    Hook(
+        "short_constants",
+        "replaced",
+        ("torch._inductor.graph.GraphLowering.get_attr",),
+        "hooks.upstream_fixes.exported_programs",
+        "Parameters and buffers of at most 8 elements become literals of the code, which updates "
+        "of the model's constants do not reach.",
+        parameters=("target", "args", "kwargs"),
+        relies_on=(
+            "torch._inductor.graph.GraphLowering.add_tensor_constant",
+            "torch._inductor.graph.GraphLowering.named_parameters",
+            "torch._inductor.graph.GraphLowering.named_buffers",
+        ),
+    ),
+    Hook(
+        "uniform_constants",
+        "replaced",
+        ("torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder._deduce_value",),
+        "hooks.upstream_fixes.exported_programs",
+        "Parameters and buffers of one element, and what is computed from them, become literals.",
+        parameters=("node",),
+        relies_on=("torch._inductor.constant_folding.ConstantFolder.unknown_value",),
+    ),
+    Hook(
+        "constant_names",
+        "replaced",
+        ("torch._inductor.graph.GraphLowering.allocate_non_dup_const_name",),
+        "hooks.upstream_fixes.exported_programs",
+        "The generated C++ calls a constant by its name in the model, which may be a keyword, or a "
+        "name of something else in the code. It gets a prefix.",
+        parameters=("name", "data"),
+        relies_on=(
+            "torch._inductor.graph.GraphLowering.allocated_constant_name",
+            "torch._inductor.graph.GraphLowering.dynamo_flat_name_to_original_fqn",
+        ),
+    ),
+    Hook(
+        "attribute_names",
+        "replaced",
+        ("torch.fx.graph._format_target",),
+        "hooks.upstream_fixes.exported_programs",
+        "The Python code of a graph reads a parameter named `class` as `self.class`.",
+        parameters=("base", "target"),
+    ),
 )
 
 
@@ -35,8 +80,71 @@ def install_hooks() -> None:
     dispatchers = {
         "exported_inputs": _dispatch_exported_inputs,
         "constant_items": _dispatch_may_turn_const,
+        "short_constants": _dispatch_get_attr,
+        "uniform_constants": _dispatch_deduce_value,
+        "constant_names": _dispatch_allocate_constant,
+        "attribute_names": _dispatch_format_target,
     }
     registry.install(HOOKS, dispatchers)
+
+
+def _may_change(name: str) -> bool:
+    """Whether the value of a constant may change after the compile."""
+    from torch._inductor import config
+
+    # A tensor that the program creates from numbers is no parameter or buffer.
+    is_literal = name.startswith("_tensor_constant")
+    return context.current().is_aot and not config.freezing and not is_literal
+
+
+def _dispatch_get_attr(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def get_attr(self: Any, target: str, args: Any, kwargs: Any) -> Any:
+        if _may_change(target):
+            value = self.named_parameters.get(target, self.named_buffers.get(target))
+            # torch copies a constant on the CPU, which a GPU kernel reads, under another name.
+            if value is not None and value.device.type == self.device_type:
+                return self.add_tensor_constant(value, target)
+        return stock(self, target, args, kwargs)
+
+    return get_attr
+
+
+def _dispatch_deduce_value(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def deduce_value(self: Any, node: Any) -> Any:
+        if node.op == "get_attr" and _may_change(node.target):
+            return self.unknown_value
+        return stock(self, node)
+
+    return deduce_value
+
+
+def _dispatch_allocate_constant(stock: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(stock)
+    def allocate_non_dup_const_name(self: Any, name: str | None, data: Any) -> str:
+        # Names of subgraphs' constants begin with the graph's name.
+        if context.settings() is None or not self.aot_mode or self.name is not None:
+            return stock(self, name, data)
+        from inductor_ext.cpp_wrapper.codegen import constant_names
+
+        return constant_names.allocate(self, name, data, stock)
+
+    return allocate_non_dup_const_name
+
+
+def _dispatch_format_target(stock: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(stock)
+    def format_target(base: str, target: str) -> str:
+        # An exported program becomes a module before the scope of the compile.
+        if context.settings() is None and context.current().overrides is None:
+            return stock(base, target)
+        for part in target.split("."):
+            is_plain = part.isidentifier() and not keyword.iskeyword(part)
+            base = f"{base}.{part}" if is_plain else f"getattr({base}, {part!r})"
+        return base
+
+    return format_target
 
 
 def _dispatch_may_turn_const(stock: Callable[..., bool]) -> Callable[..., bool]:
