@@ -85,4 +85,5 @@ def _dispatch_conversion(stock: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_float8(dtype: Any) -> bool:
-    return bool(dtype.is_floating_point) and dtype.itemsize == 1
+    # Inductor may not know the dtype of a number.
+    return dtype is not None and dtype.is_floating_point and dtype.itemsize == 1

@@ -102,8 +102,14 @@ class Unlike(nn.Module):
 
 @pytest.fixture(autouse=True)
 def covered() -> Iterator[None]:
+    """All matmuls are covered. In float64 Inductor does not replace them by oneDNN kernels.
+
+    Whether it packs weights for oneDNN depends on the first compile with freezing in the process.
+    """
+    torch.set_default_dtype(torch.float64)
     with mock.patch.object(concat_frozen_weights, "is_covered", return_value=True):
         yield
+    torch.set_default_dtype(torch.float32)
 
 
 @contextlib.contextmanager
@@ -116,10 +122,8 @@ def freezing(wanted: bool = True) -> Iterator[list[fx.Node]]:
         run(gm, settings)
         results.extend(node for node in gm.graph.nodes if node.target in MATMULS)
 
-    # Dynamo reads it before there are options. With packed oneDNN weights there are no matmuls.
-    options = config.patch({"freezing": wanted, "cpp.weight_prepack": False})
     with (
-        options,
+        config.patch(freezing=wanted),  # Dynamo reads it before there are options.
         mock.patch.object(concat_frozen_weights, "concat_frozen_weights", recorded),
         torch.no_grad(),
     ):
@@ -133,6 +137,7 @@ def columns(matmuls: list[fx.Node]) -> list[int]:
 def compiled(model: nn.Module, x: Tensor, *, wanted: bool = True, **options: Any) -> list[fx.Node]:
     """The matmuls that Inductor gets, after comparing results."""
     torch._dynamo.reset()
+    model = copy.deepcopy(model).double()
     copied = torch.compile(copy.deepcopy(model), backend="inductor_ext", options=options)
     with freezing(wanted) as matmuls:
         results, expected = copied(x), model(x)
