@@ -188,6 +188,39 @@ def restore_copied_bases(graph: Graph) -> None:
             node.meta["only_clone_these_tensors"] = sorted({*copied, *node.meta[_COPIED_BASES]})
 
 
+def use_known_sizes(graph: Graph) -> None:
+    """Have custom operators' recorded operands use the sizes that are known by now.
+
+    Inductor decomposes such a node by tracing it with the recorded operands and again with the
+    current ones, and asserts that both have as many nodes. Copies of a base compute with its sizes:
+    with a symbol in the first trace, but with its number, if torch.export found one, in the second.
+    """
+    target = torch.ops.higher_order.auto_functionalized_v2
+    for node in graph.find_nodes(op="call_function", target=target):
+        if "eager_input_vals" in node.meta:
+            node.meta["eager_input_vals"] = torch.utils._pytree.tree_map_only(
+                torch.Tensor, _use_known_sizes, node.meta["eager_input_vals"]
+            )
+
+
+def _use_known_sizes(value: torch.Tensor) -> torch.Tensor:
+    from torch._inductor.virtualized import V
+
+    sizes, strides = ([_known(s) for s in sizes] for sizes in (value.shape, value.stride()))
+    if not any(
+        isinstance(old, torch.SymInt) and isinstance(new, int)
+        for old, new in zip((*value.shape, *value.stride()), (*sizes, *strides), strict=True)
+    ):
+        return value
+    with V.fake_mode:
+        return torch.as_strided(value, sizes, strides, _known(value.storage_offset()))
+
+
+def _known(size: int | torch.SymInt) -> int | torch.SymInt:
+    number = size.node.maybe_as_int() if isinstance(size, torch.SymInt) else None
+    return size if number is None else number
+
+
 def _result_nodes(graph: Graph) -> list[Node]:
     return [node for node in _results(graph.output_node()) if isinstance(node, Node)]
 

@@ -170,6 +170,7 @@ def _dispatch_decompose(stock: Callable[..., None]) -> Callable[..., None]:
             from inductor_ext.hooks.upstream_fixes import graph_copies
 
             graph_copies.restore_copied_bases(graph)
+            graph_copies.use_known_sizes(graph)
         stock(graph)
 
     return decompose_auto_functionalized

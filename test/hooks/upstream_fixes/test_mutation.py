@@ -226,6 +226,30 @@ def test_packages_agree_with_eager_mode(tmp_path: Path) -> None:
         assert torch.equal(actual_input, expected_input)
 
 
+class StaticRows(torch.nn.Module):
+    """Writes a copied operand; torch.export finds that its number of rows is static."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x.unbind(0)
+        copy = x.clone()
+        flip_into(copy, x)
+        kept = y.clone()
+        flip_into(y, kept)
+        return rows[-1].clone(), copy, y.unbind(0)[0] * 2, kept
+
+
+def test_sizes_that_are_found_static_by_export(tmp_path: Path) -> None:
+    inputs, auto = _inputs()[:2], torch.export.Dim.AUTO
+    exported = torch.export.export(
+        StaticRows(),
+        tuple(x.clone() for x in inputs),
+        dynamic_shapes=[{0: auto, 1: auto}] * 2,
+        strict=False,
+    )
+    path = inductor_ext.aoti_compile_and_package(exported, package_path=tmp_path / "model.pt2")
+    _compare(StaticRows(), inductor_ext.load(path), inputs)
+
+
 class Cache(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
