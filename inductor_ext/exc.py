@@ -61,6 +61,7 @@ __all__ = [
     "UnknownVariableError",
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
+    "UnsupportedControlFlowError",
     "UnsupportedLevelError",
     "UnsupportedOperatorError",
     "UnsupportedTorchError",
@@ -285,6 +286,13 @@ class UnsupportedOperatorError(InductorExtError):
         "Give the operator arguments of the types Tensor, Scalar, int, float, bool, str, Device, "
         "ScalarType, Layout, MemoryFormat, or lists of them, and tensors as results."
     )
+
+
+class UnsupportedControlFlowError(InductorExtError):
+    """A call of a control-flow operator, such as `while_loop`, that Inductor cannot compile."""
+
+    template = "Inductor cannot compile {operators}: {why}."
+    remedy = "{fix}"
 
 
 class UncheckableInputError(InductorExtError):

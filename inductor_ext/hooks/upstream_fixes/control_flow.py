@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from inductor_ext import _compat
+from inductor_ext import _compat, exc
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
 
@@ -51,6 +51,21 @@ HOOKS = (
         upstream="#189528",
         until="2.14",
     ),
+    Hook(
+        "loop_numbers",
+        "replaced",
+        ("torch._inductor.fx_utils.FakeTensorUpdater.incremental_update",),
+        "hooks.upstream_fixes.control_flow",
+        "Carried integers of while_loop fail an assertion that does not name the loop.",
+    ),
+    Hook(
+        "scan_sizes",
+        "replaced",
+        ("torch._inductor.fx_passes.post_grad.decompose_scan_to_while_loop",),
+        "hooks.upstream_fixes.control_flow",
+        "A scan over a slice of dynamic size fails with a KeyError of a symbol.",
+        parameters=("gm",),
+    ),
 )
 
 
@@ -60,8 +75,63 @@ def install_hooks() -> None:
         "branch_symbols": _dispatch_branch_symbols,
         "branch_constants": _dispatch_allocate_constant,
         "branch_strides": _dispatch_require_exact_strides,
+        "loop_numbers": _dispatch_incremental_update,
+        "scan_sizes": _dispatch_decompose_scan,
     }
     registry.install(HOOKS, dispatchers)
+
+
+def _dispatch_incremental_update(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def incremental_update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return stock(self, *args, **kwargs)
+        except AssertionError as error:
+            # torch 2.11 and 2.12 have only the graph.
+            operators = _find_control_flow(getattr(self, "gm", self).graph)
+            if context.settings() is None or not operators:
+                raise
+            raise exc.UnsupportedControlFlowError(
+                operators=operators,
+                why=str(error).rstrip("!. ") or "an argument changes",
+                fix="If a loop carries an integer, carry a tensor of no dimensions instead.",
+            ) from error
+
+    return incremental_update
+
+
+def _dispatch_decompose_scan(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def decompose_scan_to_while_loop(gm: Any) -> Any:
+        try:
+            return stock(gm)
+        except KeyError as error:
+            if context.settings() is None:
+                raise
+            raise exc.UnsupportedControlFlowError(
+                operators="scan",
+                why=f"the size {error.args[0]} of a result is not among its arguments",
+                fix="Pass tensors whose first dimension is that of an input in place of slices, or "
+                "compile with dynamic=False.",
+            ) from error
+
+    return decompose_scan_to_while_loop
+
+
+def _find_control_flow(graph: Any) -> str:
+    """Return the names of the control-flow operators of a graph, with commas between them."""
+    from torch._ops import HigherOrderOperator
+
+    names = {
+        node.target.name()
+        for node in graph.nodes
+        if isinstance(node.target, HigherOrderOperator) and "get_attr" in _argument_kinds(node)
+    }
+    return ", ".join(sorted(names))
+
+
+def _argument_kinds(node: Any) -> set[str]:
+    return {argument.op for argument in node.all_input_nodes}
 
 
 def _dispatch_allocate_constant(stock: Callable[..., str]) -> Callable[..., str]:

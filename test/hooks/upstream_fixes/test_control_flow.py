@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 from test.support import aot_util
@@ -130,3 +131,23 @@ def test_branches_that_differ_in_an_inner_size(way: str) -> None:
     for p, m, n in ((True, 7, 8), (False, 7, 8), (True, 9, 4)):
         args = torch.tensor(p), torch.randn(5, m), torch.randn(5, n)
         torch.testing.assert_close(compiled(*args), sizes(*args))
+
+
+@pytest.mark.parametrize("operator", ["while_loop", "scan"])
+def test_unsupported_loops_are_refused_by_name(operator: str) -> None:
+    """Or compiled rightly, by torch releases that can."""
+
+    def function(x: Tensor) -> Any:
+        if operator == "scan":
+            return scan(lambda c, z: (c + z, c * 2), x[0], x[1:])
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (0, x))[1]
+
+    x = torch.randn(5, 4)
+    try:
+        actual = torch.compile(function, backend=BACKEND, dynamic=True, fullgraph=True)(x)
+    except Exception as error:
+        causes = str(error)
+        assert "UnsupportedControlFlowError" in causes
+        assert operator in causes
+    else:
+        torch.testing.assert_close(actual, function(x))
