@@ -12,7 +12,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 from test.support import aot_util
 from test.support.aot_util import call, sharing
-from test.support.compile_util import BACKEND
+from test.support.compile_util import BACKEND, TORCH
 
 
 def repeat(n: Tensor, x: Tensor, step: Any) -> Tensor:
@@ -147,7 +147,8 @@ def test_unsupported_loops_are_refused_by_name(operator: str) -> None:
         actual = torch.compile(function, backend=BACKEND, dynamic=True, fullgraph=True)(x)
     except Exception as error:
         causes = str(error)
-        assert "UnsupportedControlFlowError" in causes
+        # The error of torch 2.11 and 2.12 names the operator.
+        assert "UnsupportedControlFlowError" in causes or TORCH < (2, 13)
         assert operator in causes
     else:
         torch.testing.assert_close(actual, function(x))
