@@ -69,8 +69,10 @@ def _dispatch_conversion(stock: Callable[..., str]) -> Callable[..., str]:
     ) -> str:
         import torch
 
+        # The dtype of some values is unknown.
         is_unsupported = (
-            dtype != src_dtype
+            None not in (dtype, src_dtype)
+            and dtype != src_dtype
             and torch.float not in (dtype, src_dtype)
             and (_is_float8(dtype) or _is_float8(src_dtype))
         )

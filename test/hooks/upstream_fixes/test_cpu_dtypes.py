@@ -50,3 +50,14 @@ def test_8_bit_floating_point_numbers_are_converted() -> None:
         return results
 
     _check(model, number, *(number.to(dtype) for dtype in dtypes))
+
+
+def test_values_without_a_known_dtype_are_converted() -> None:
+    """A vectorized pooling kernel has such values."""
+    torch.manual_seed(0)
+    image = torch.randn(2, 3, 8, 8)
+
+    def model(*xs: torch.Tensor) -> list[torch.Tensor]:
+        return [y for x in xs for y in torch.nn.functional.max_pool2d(x, 2, return_indices=True)]
+
+    _check(model, image.contiguous(memory_format=torch.channels_last), image.transpose(2, 3))
