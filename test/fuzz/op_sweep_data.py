@@ -321,17 +321,9 @@ UNINITIALIZED = frozenset(
 )
 """Operators whose result is partly or wholly uninitialized memory."""
 
-BOUND = (
-    "With capture_dynamic_output_shape_ops: the result's size is bounded by the input's number of "
-    "elements before broadcasting against the mask, and the bound is asserted at run time."
-)
 STRIDES = (
     "Along another dimension than the last, the real FFT's fake implementation gives other strides "
     "than MKL's result has, which an assertion in the compiled code finds."
-)
-PENDING = (
-    "With capture_dynamic_output_shape_ops: the size of an inner boolean index is found in no "
-    "output of the fake implementation."
 )
 SPECIALIZED = (
     "With capture_scalar_outputs: the decomposition turns a tensor's value, which is not known "
@@ -339,17 +331,8 @@ SPECIALIZED = (
 )
 
 FAILURES: tuple[Failure, ...] = (
-    Failure("combinations", "bool", "2.13", PENDING),
-    Failure("combinations", "float32", "2.11 2.13", PENDING),
-    Failure("combinations", "int64", "2.11 2.13", PENDING),
     Failure("fft.rfft", "float32", "2.11", STRIDES),
     Failure("fft.rfft", "int64", "2.11", STRIDES),
-    Failure("masked_select", "bool", "2.13", BOUND),
-    Failure("masked_select", "float32", "2.11 2.13", BOUND),
-    Failure("masked_select", "int64", "2.11 2.13", BOUND),
-    Failure("take", "bool", "2.11 2.13", SPECIALIZED),
-    Failure("take", "float32", "2.11 2.13", SPECIALIZED),
-    Failure("take", "int64", "2.13", SPECIALIZED),
     Failure("tensor_split", "bool", "2.13", SPECIALIZED),
     Failure("tensor_split", "float32", "2.11 2.13", SPECIALIZED),
     Failure("tensor_split", "int64", "2.11 2.13", SPECIALIZED),
