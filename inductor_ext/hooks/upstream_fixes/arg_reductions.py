@@ -1,4 +1,4 @@
-"""Fixes for `argmin` and `argmax` over several dimensions."""
+"""Fixes for `argmin` and `argmax` over several dimensions, and for the indices of pooling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inductor_ext.hooks import context, registry
+from inductor_ext.hooks import context, lowering_table, registry
 from inductor_ext.hooks.registry import Hook
 
 HOOKS = (
@@ -27,7 +27,14 @@ HOOKS = (
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
+    import torch
+
+    aten = torch.ops.aten
     registry.install(HOOKS, {"row_major_index": _dispatch_row_major_index})
+    # What is left of these operators after decomposition has large windows.
+    for operator in (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default):
+        if operator not in lowering_table.registered():
+            lowering_table.register_lowering(operator)(_lower_max_pool)
 
 
 def _dispatch_row_major_index(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,6 +52,13 @@ def _dispatch_row_major_index(stock: Callable[..., Any]) -> Callable[..., Any]:
         return reduction
 
     return _make_reduction_inner
+
+
+def _lower_max_pool(stock: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Lower a pooling, whose indices are those of `argmax` over the elements of each window."""
+    if not _is_stored_row_major(x):
+        x = _store_row_major(x)
+    return stock(x, *args, **kwargs)
 
 
 def _can_report_index(x: Any) -> bool:

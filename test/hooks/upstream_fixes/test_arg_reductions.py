@@ -37,3 +37,27 @@ def test_index_in_a_kernel_with_two_tiled_loops() -> None:
     inputs = torch.randn(3, 5, 7), torch.randn(37, 35)
     results = torch.compile(model, backend="inductor_ext", fullgraph=True)(*inputs)
     assert [r.tolist() for r in results] == [r.tolist() for r in model(*inputs)]
+
+
+def test_indices_of_pooling_with_large_windows() -> None:
+    torch.manual_seed(0)
+    image, volume = torch.randn(2, 3, 13, 13), torch.randn(1, 2, 6, 6, 6)
+    inputs = [
+        image.contiguous(memory_format=torch.channels_last),
+        image.transpose(2, 3),
+        volume.transpose(3, 4),
+        volume.permute(0, 1, 4, 3, 2),
+    ]
+
+    def model(*xs: torch.Tensor) -> list[torch.Tensor]:
+        functional, results = torch.nn.functional, []
+        for x in xs[:2]:
+            results += functional.max_pool2d(x, 6, return_indices=True)
+            results += functional.max_pool2d(x + 1, (7, 5), 3, 2, return_indices=True)
+        for x in xs[2:]:
+            results += functional.adaptive_max_pool3d(x, 2, return_indices=True)
+            results += functional.max_pool3d(x, (4, 3, 4), 2, return_indices=True)
+        return results
+
+    results = torch.compile(model, backend="inductor_ext", fullgraph=True)(*inputs)
+    assert [r.tolist() for r in results] == [r.tolist() for r in model(*inputs)]
