@@ -53,14 +53,25 @@ def test_wrong_results_are_found_and_reduced(monkeypatch: pytest.MonkeyPatch) ->
     )
     lower = gemm_fuzz._lower
 
-    def lower_wrong(program: gemm_programs.Program, rule: Any) -> Any:
+    def change(program: gemm_programs.Program) -> gemm_programs.Program:
         lines = tuple(line.replace("2 *", "3 *") for line in program.lines)
-        is_inductor = rule is gemm_fuzz._use_inductor
-        return lower(program if is_inductor else dataclasses.replace(program, lines=lines), rule)
+        return dataclasses.replace(program, lines=lines)
 
-    monkeypatch.setattr(gemm_fuzz, "_lower", lower_wrong)
-    failures = gemm_fuzz.find_failures([program])
+    def lower_wrong(program: gemm_programs.Program, rule: Any) -> Any:
+        return lower(program if rule is gemm_fuzz._use_inductor else change(program), rule)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gemm_fuzz, "_lower", lower_wrong)
+        failures = gemm_fuzz.find_failures([program])
     assert failures[0].startswith("v2: off by")
+
+    def compute_wrong(programs: Any, rule: Any) -> dict[int, Any]:
+        """Eager mode in place of kernels, of which many are run to reduce a program."""
+        is_wrong = rule is gemm_fuzz._choose_any_legal
+        run = [change(program) if is_wrong else program for program in programs]
+        return {program.seed: list(program.function()(*program.values())) for program in run}
+
+    monkeypatch.setattr(gemm_fuzz, "_compute_results", compute_wrong)
     smaller = gemm_fuzz.reduce_program(program)
     assert smaller == dataclasses.replace(program, lines=program.lines[:2], results=("v1",))
 
