@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,22 @@ overwritten."""
 _COPIED_BASES = "inductor_ext_copied_bases"
 """Key of a node's `meta`: indices of the operands that a custom operator must not overwrite."""
 
+_VIEWS_OF_INPUTS = "inductor_ext_views_of_inputs"
+"""Key of the output node's `meta`: positions of results that share memory with an input before
+copies are removed."""
+
 _COPY_BACK = torch.ops.aten.copy_.default
+
+_aten = torch.ops.aten
+_HIDDEN_VIEWS = frozenset(
+    {
+        *(_aten.split.Tensor, _aten.split.sizes, _aten.split_with_sizes.default),
+        *(_aten.chunk.default, _aten.unbind.int, _aten.unsafe_chunk.default),
+        *(_aten.unsafe_split.Tensor, _aten.unsafe_split_with_sizes.default),
+    }
+)
+"""Operators whose results AOTAutograd does not report as views: autograd does not let a program
+write several views of one operator, and the schema of the unsafe operators does not tell."""
 
 
 class _FakeMemory:
@@ -65,11 +81,18 @@ class _FakeMemory:
 
 
 def record_aliases(graph: Graph) -> None:
-    """Record, before copies are removed, which operands share memory in the user's program."""
+    """Record, before copies are removed, which operands and results share memory in the program."""
+    memory = _FakeMemory()
+    output, inputs = graph.output_node(), _input_storages(graph, memory)
+    output.meta[_VIEWS_OF_INPUTS] = {
+        index
+        for index, node in enumerate(_results(output))
+        if isinstance(node, Node) and memory.storage(node) in inputs
+    }
     writes = graph_writes.find_custom_writes(graph)
     if not writes:
         return
-    values = Values(graph, _FakeMemory(), _COPY_BACK)
+    values = Values(graph, memory, _COPY_BACK)
     for write in writes:
         shared = write.node.meta.setdefault(_SHARED, {})
         shared.setdefault(write.path, aliasing.find_aliased_reads(write, values))
@@ -234,15 +257,36 @@ def _copy_returned_inputs(
     graph: Graph, output: Node, fresh: frozenset[int], memory: _FakeMemory
 ) -> None:
     """Copy results that are views of inputs, although they own their memory in the program."""
-    inputs = {memory.storage(node) for node in graph.find_nodes(op="placeholder")} - {None}
+    inputs = _input_storages(graph, memory)
+    views = output.meta.get(_VIEWS_OF_INPUTS, ())
     for index, node in enumerate(_results(output)):
         if (
             index in fresh
             and isinstance(node, Node)
             and node.target is not _COPY_BACK
             and memory.storage(node) in inputs
+            and not (index in views and _is_hidden_view(node, memory))
         ):
             aliasing.replace_operand(output, ("args", 0, index), _copy(node, before=output))
+
+
+def _input_storages(graph: Graph, memory: _FakeMemory) -> set[int | None]:
+    return {memory.storage(node) for node in graph.find_nodes(op="placeholder")} - {None}
+
+
+def _is_hidden_view(node: Node, memory: _FakeMemory) -> bool:
+    """Whether a node is a view by an operator of `_HIDDEN_VIEWS`."""
+    while node.op == "call_function":
+        if node.target in _HIDDEN_VIEWS or node.meta.get("original_aten") in _HIDDEN_VIEWS:
+            return True
+        source = node.args[0] if node.args else None
+        is_view = isinstance(source, Node) and (
+            memory.storage(source) == memory.storage(node) or node.target is operator.getitem
+        )
+        if not is_view:
+            return False
+        node = source  # type: ignore[assignment]
+    return False
 
 
 def _copy(node: Node, before: Node) -> Node:

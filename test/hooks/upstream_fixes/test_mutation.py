@@ -173,6 +173,27 @@ def test_results_that_share_memory_in_the_program_still_do() -> None:
         _compare(program, torch.compile(program, backend="inductor_ext"), _inputs()[:1])
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_results_of_one_view_operator_stay_views(training: bool) -> None:
+    """AOTAutograd does not report that they share memory with the input."""
+
+    def views(x: torch.Tensor) -> list[torch.Tensor]:
+        results = [*x.chunk(2), *x.unbind(1), x.split([1, 3])[0].t()]
+        return [*results, *torch.unsafe_chunk(x, 2), *torch.unsafe_split(x, 2)]
+
+    def copies(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.clone()[1:], *x.clone().chunk(2), x.sin()]
+
+    def function(x: torch.Tensor) -> list[list[torch.Tensor]]:
+        return [views(x), copies(x)]
+
+    x = torch.randn(4, 4, requires_grad=training)
+    compiled = torch.compile(function, backend="inductor_ext", fullgraph=True)
+    for results, is_view in zip(compiled(x), (True, False), strict=True):
+        shared = {r.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for r in results}
+        assert shared == {is_view}
+
+
 def test_gradients_use_values_from_before_the_write() -> None:
     def train(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         updated = x.clone()
