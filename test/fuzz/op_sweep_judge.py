@@ -63,6 +63,9 @@ class Result:
         )
 
 
+_AMONG_OTHERS = "compiled with other operators"
+"""Begins the reason of a case that agrees if it is compiled alone."""
+
 Announce = Callable[[str], None]
 
 
@@ -110,6 +113,8 @@ class Judge:
         doubtful = [
             prepared for prepared in group if self.always_stock or not ours[prepared.case].is_eager
         ]
+        if any(outcome.why.startswith(_AMONG_OTHERS) for outcome in ours.values()):
+            doubtful = list(group)  # Inductor may fail among the same operators.
         stock = self.outcomes(STOCK, doubtful)
         results = []
         for case in (prepared.case for prepared in group):
@@ -142,7 +147,7 @@ class Judge:
             if len(group) > 1 and not outcome.is_eager:
                 alone = self.outcomes(backend, [prepared])[prepared.case]
                 if alone.is_eager and outcome.status is Status.DISAGREES:
-                    why = f"compiled with other operators: {outcome.why}"
+                    why = f"{_AMONG_OTHERS}: {outcome.why}"
                     outcome = dataclasses.replace(outcome, why=why)
                 else:
                     outcome = alone
