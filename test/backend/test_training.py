@@ -39,6 +39,7 @@ class TestSteps:
         ids=["sgd", "adamw"],
     )
     def test_losses_and_weights_over_ten_steps(self, make_optimizer: Callable[..., Any]) -> None:
+        torch.manual_seed(0)
         net = Net()
 
         def train(model: torch.nn.Module, forward: Callable[..., Any]) -> list[float]:
