@@ -45,6 +45,12 @@ def register_lowering(*operators: Any) -> Callable[[_F], _F]:
     return register
 
 
+def register_once(lowering: Lowering, *operators: Any) -> None:
+    """Register a lowering for those of the operators that have none."""
+    missing = [operator for operator in operators if operator not in registered()]
+    register_lowering(*missing)(lowering)
+
+
 def unregister_lowering(*operators: Any) -> None:
     """Remove the lowerings of `operators`, which restores Inductor's own."""
     for operator in operators:

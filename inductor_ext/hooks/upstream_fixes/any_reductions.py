@@ -19,9 +19,7 @@ def install_hooks() -> None:
     import torch
 
     overloads = torch.ops.aten.any
-    for operator in overloads.default, overloads.dim, overloads.dims:
-        if operator not in lowering_table.registered():
-            lowering_table.register_lowering(operator)(_lower_any)
+    lowering_table.register_once(_lower_any, overloads.default, overloads.dim, overloads.dims)
 
 
 def _lower_any(stock: Callable[..., Any], x: Any, dim: Any = None, keepdim: bool = False) -> Any:

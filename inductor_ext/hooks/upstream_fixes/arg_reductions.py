@@ -32,9 +32,8 @@ def install_hooks() -> None:
     aten = torch.ops.aten
     registry.install(HOOKS, {"row_major_index": _dispatch_row_major_index})
     # What is left of these operators after decomposition has large windows.
-    for operator in (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default):
-        if operator not in lowering_table.registered():
-            lowering_table.register_lowering(operator)(_lower_max_pool)
+    pooling = aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default
+    lowering_table.register_once(_lower_max_pool, *pooling)
 
 
 def _dispatch_row_major_index(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -87,5 +87,4 @@ def _dispatch_conversion(stock: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_float8(dtype: Any) -> bool:
-    # Inductor may not know the dtype of a number.
-    return dtype is not None and dtype.is_floating_point and dtype.itemsize == 1
+    return bool(dtype.is_floating_point) and dtype.itemsize == 1

@@ -22,8 +22,8 @@ HOOKS = (
         (f"{_JOINT_GRAPH}._other_is_broadcasted_in_dim",),
         "hooks.upstream_fixes.graph_patterns",
         "Inductor computes `x * s - amax(x * s)` as `(x - amax(x)) * s`. That is another number if "
-        "the product of integers overflows, or if the product is rounded to integers or to a "
-        "narrower dtype before the maximum is taken.",
+        "`x * s` overflows in integers, or if it is rounded to integers or to a narrower dtype "
+        "before the maximum is taken.",
         parameters=("match",),
         relies_on=(f"{_JOINT_GRAPH}.pass_patterns",),
     ),
@@ -69,7 +69,7 @@ def _dispatch_scaled_softmax(stock: Callable[[Any], bool]) -> Callable[[Any], bo
 def _has_float_scale(match: Any) -> bool:
     """Whether `x * s` or `x / s` is computed in the floating-point dtype of `x`, and not rounded.
 
-    A conversion of the product to a wider dtype does not round it.
+    A conversion of the result to a wider dtype does not round it.
     """
     import torch
     from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion

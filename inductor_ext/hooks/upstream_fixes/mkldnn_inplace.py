@@ -50,16 +50,14 @@ def install_hooks() -> None:
         return
     registry.install(HOOKS, {"accumulates_in_place": _dispatch_can_be_inplace})
     onednn, mkldnn = torch.ops.onednn, torch.ops.mkldnn
-    lowerings = {
-        onednn.qlinear_pointwise.binary: _lower_quantized,
-        onednn.qlinear_pointwise.binary_tensor: _lower_quantized,
-        onednn.qconv2d_pointwise.binary: _lower_quantized,
-        onednn.qconv2d_pointwise.binary_tensor: _lower_quantized,
-        mkldnn._convolution_pointwise_.binary: _lower_conv,
-    }
-    for operator, lowering in lowerings.items():
-        if operator not in lowering_table.registered():
-            lowering_table.register_lowering(operator)(lowering)
+    lowering_table.register_once(
+        _lower_quantized,
+        onednn.qlinear_pointwise.binary,
+        onednn.qlinear_pointwise.binary_tensor,
+        onednn.qconv2d_pointwise.binary,
+        onednn.qconv2d_pointwise.binary_tensor,
+    )
+    lowering_table.register_once(_lower_conv, mkldnn._convolution_pointwise_.binary)
 
 
 def _dispatch_can_be_inplace(stock: Callable[..., bool]) -> Callable[..., bool]:
