@@ -69,6 +69,16 @@ HOOKS = (
         upstream="198270, 198280",
     ),
     Hook(
+        "reads_before_writes",
+        "replaced",
+        ("torch._inductor.ir.MutationOutput.__init__",),
+        _OWNER,
+        "An operator that overwrites a buffer is registered before the pending reads of the old "
+        "value are computed.",
+        parameters=("layout", "mutated_node", "mutating_node"),
+        relies_on=("torch._inductor.graph.GraphLowering.mark_buffer_mutated",),
+    ),
+    Hook(
         "order_of_writes",
         "replaced",
         ("torch._inductor.scheduler.SchedulerNode.recompute_size_and_body",),
@@ -93,6 +103,7 @@ def install_hooks() -> None:
         "aliases_of_users": _dispatch_remove_noop_ops,
         "copied_bases": _dispatch_decompose,
         "fused_writes": _dispatch_can_fuse_vertical,
+        "reads_before_writes": _dispatch_mutation_output,
         "order_of_writes": _dispatch_recompute_loops,
     }
     registry.install(HOOKS, dispatchers)
@@ -220,6 +231,25 @@ def _is_same_access(read: Any, write: Any) -> bool:
         return True
     read, write = read.normalize(), write.normalize()
     return bool((read.index, read.size) == (write.index, write.size))
+
+
+def _dispatch_mutation_output(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def __init__(self: Any, layout: Any, mutated_node: Any, mutating_node: Any) -> None:
+        if context.settings() is None:
+            stock(self, layout, mutated_node, mutating_node)
+            return
+        from torch._inductor.virtualized import V
+
+        earlier = list(V.graph.operations)
+        stock(self, layout, mutated_node, mutating_node)
+        # Inductor has now appended what reads the old value.
+        reads = V.graph.operations[len(earlier) :]
+        if reads and mutating_node in earlier:
+            place = earlier.index(mutating_node)
+            V.graph.operations[:] = [*earlier[:place], *reads, *earlier[place:]]
+
+    return __init__
 
 
 def _dispatch_recompute_loops(stock: Callable[..., None]) -> Callable[..., None]:

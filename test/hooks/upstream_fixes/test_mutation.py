@@ -105,6 +105,23 @@ def read_before_fused_write(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
     return tuple(results)
 
 
+def read_before_custom_operator(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """What was read from the operand is not in memory yet when the operator overwrites it."""
+    first = a.clone()
+    flip_into(first, a)
+    second = torch.remainder(b, 5)
+    flip_into(b.clone(), b)
+    third = c.to(torch.int32)
+    flip_into_both(c[:3].clone(), [c[:3], c[3:]])
+    fourth = d[1:].clone()
+    flip_into(fourth, d[1:])
+    fifth = e * 1
+    flip_into(fifth[1:], e[:-1])
+    sixth = (f * 2).clone()
+    increment(f)
+    return first[3:], second * 2, torch.where(c > third, c, third), fourth.flip(0), fifth[0], sixth
+
+
 PROGRAMS: tuple[Program, ...] = (
     write_overlapping_slices,
     call_custom_operators,
@@ -112,6 +129,7 @@ PROGRAMS: tuple[Program, ...] = (
     read_before_write,
     update_lists,
     read_before_fused_write,
+    read_before_custom_operator,
 )
 
 
