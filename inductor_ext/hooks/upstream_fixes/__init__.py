@@ -18,6 +18,7 @@ from inductor_ext.hooks.upstream_fixes import (
     exported_programs,
     fallback_calls,
     fallback_strides,
+    fallback_views,
     graph_patterns,
     mkldnn_inplace,
     mutation,
@@ -36,6 +37,7 @@ _MODULES = (
     mkldnn_inplace,
     mutation,
     fallback_strides,
+    fallback_views,
 )
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)

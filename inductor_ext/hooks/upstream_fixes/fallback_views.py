@@ -1,0 +1,266 @@
+"""Fixes for operators without a kernel of Inductor that return views or write into their operand.
+
+Inductor calls torch's operator for every view of a complex tensor, and for views in a dtype of
+another size. The result is a buffer of its own, which shares memory with another buffer. Inductor
+knows that for freeing memory, but orders reads and writes by the names of buffers alone: a kernel
+may read a view before the base is written, or after. Here all names of one memory are ordered in
+the order of the program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from inductor_ext.hooks import context, registry
+from inductor_ext.hooks.registry import Hook
+
+_KERNEL = "torch._inductor.ir.FallbackKernel"
+_OWNER = "hooks.upstream_fixes.fallback_views"
+
+_CANDIDATES = "_inductor_ext_fallback_views"
+"""Attribute of a graph: how many of its buffers were visited, and those that may share memory."""
+
+HOOKS = (
+    Hook(
+        "views_by_writes",
+        "replaced",
+        (f"{_KERNEL}.get_inputs_that_alias_output",),
+        _OWNER,
+        "The result of an operator that writes into its first operand and returns it counts as new "
+        "memory: reads of it are not reads of the operand.",
+        relies_on=(f"{_KERNEL}.get_mutation_names",),
+    ),
+    Hook(
+        "reads_before_writes",
+        "replaced",
+        (f"{_KERNEL}.__init__",),
+        _OWNER,
+        "What reads the old value must be computed before an operator overwrites it. Inductor "
+        "looks at that after it has placed the operator, or not at all.",
+        parameters=("kernel", "tensor_args", "nontensor_args", "unflatten_args"),
+        relies_on=("torch._inductor.ir.IRNode.maybe_get_name",),
+    ),
+    Hook(
+        "reads_of_views",
+        "replaced",
+        ("torch._inductor.graph.GraphLowering.mark_buffer_mutated",),
+        _OWNER,
+        "What reads the old value is computed here, unless it reads it by another buffer.",
+        parameters=("name",),
+        relies_on=("torch._inductor.ir.MultiOutput.get_inputs_that_alias_output",),
+    ),
+    Hook(
+        "order_of_views",
+        "replaced",
+        ("torch._inductor.scheduler.Scheduler.compute_dependencies",),
+        _OWNER,
+        "The order of reads and writes is decided here, and kept only for accesses by the name of "
+        "the buffer that is written.",
+        relies_on=(
+            "torch._inductor.dependencies.WeakDep",
+            "torch._inductor.scheduler.SchedulerBuffer.get_aliases",
+            "torch._inductor.scheduler.SchedulerBuffer.get_mutations",
+        ),
+    ),
+)
+
+
+def install_hooks() -> None:
+    """Install the dispatchers, once per process."""
+    dispatchers: dict[str, registry.MakeDispatcher] = {
+        "views_by_writes": _dispatch_aliases,
+        "reads_before_writes": _dispatch_init,
+        "reads_of_views": _dispatch_mark_mutated,
+        "order_of_views": _dispatch_compute_dependencies,
+    }
+    registry.install(HOOKS, dispatchers)
+
+
+def _dispatch_aliases(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def get_inputs_that_alias_output(self: Any) -> Any:
+        aliases = stock(self)
+        if context.settings() is None or not _is_plain(self) or not self.mutation_names:
+            return aliases
+        return [*aliases, *self.mutation_names]
+
+    return get_inputs_that_alias_output
+
+
+def _is_plain(kernel: Any) -> bool:
+    from torch._inductor import ir
+
+    return type(kernel) is ir.FallbackKernel
+
+
+def _dispatch_init(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def __init__(
+        self: Any,
+        layout: Any,
+        kernel: Any,
+        tensor_args: Any,
+        nontensor_args: Any,
+        unflatten_args: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if context.settings() is not None and _is_mutable(kernel):
+            from torch._inductor.virtualized import V
+
+            for name in _written_names(kernel, *unflatten_args(tensor_args, nontensor_args)):
+                V.graph.mark_buffer_mutated(name)
+        stock(self, layout, kernel, tensor_args, nontensor_args, unflatten_args, *args, **kwargs)
+
+    return __init__
+
+
+def _is_mutable(kernel: Any) -> bool:
+    import torch
+
+    return isinstance(kernel, torch._ops.OpOverload) and kernel._schema.is_mutable
+
+
+def _written_names(kernel: Any, args: Any, kwargs: Any) -> Iterator[str]:
+    """Yield the names of the buffers that an operator overwrites."""
+    from torch._inductor import ir
+
+    for index, argument in enumerate(kernel._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                name = item.maybe_get_name() if isinstance(item, ir.IRNode) else None
+                if name is not None:
+                    yield name
+
+
+def _dispatch_mark_mutated(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def mark_buffer_mutated(self: Any, name: str) -> None:
+        stock(self, name)
+        if context.settings() is None:
+            return
+        for other in _find_names(self, name) - {name}:
+            # Computing a value may add users.
+            for user in list(self.name_to_users.get(other, ())):
+                user.realize()
+
+    return mark_buffer_mutated
+
+
+def _find_names(graph: Any, name: str) -> set[str]:
+    """Return the names of the buffers that share memory with a buffer of a graph."""
+    from torch._inductor import ir
+
+    count, candidates = getattr(graph, _CANDIDATES, (0, []))
+    new = graph.buffers[count:]
+    candidates += [item for item in new if isinstance(item, (ir.FallbackKernel, ir.MultiOutput))]
+    setattr(graph, _CANDIDATES, (count + len(new), candidates))
+    if not candidates:
+        return {name}
+    memory = _Memory((item.get_name(), item.get_inputs_that_alias_output()) for item in candidates)
+    return memory.names(name)
+
+
+class _Memory:
+    """Which names of buffers stand for one memory."""
+
+    def __init__(self, aliases: Iterable[tuple[str, Iterable[str]]]) -> None:
+        self._neighbors: defaultdict[str, set[str]] = defaultdict(set)
+        for name, others in aliases:
+            for other in others:
+                self._neighbors[name].add(other)
+                self._neighbors[other].add(name)
+
+    def names(self, name: str) -> set[str]:
+        """Return all names of the memory of a buffer."""
+        found, pending = {name}, [name]
+        while pending:
+            new = self._neighbors.get(pending.pop(), set()) - found
+            found |= new
+            pending += new
+        return found
+
+    def shared(self) -> dict[str, str]:
+        """Return a name of the memory, by the names of the buffers that share it."""
+        owners: dict[str, str] = {}
+        for name in self._neighbors:
+            if name not in owners:
+                owners.update(dict.fromkeys(self.names(name), name))
+        return owners
+
+
+def _dispatch_compute_dependencies(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def compute_dependencies(self: Any, *args: Any, **kwargs: Any) -> None:
+        if context.settings() is not None:
+            _order_accesses(self.nodes)
+        stock(self, *args, **kwargs)
+
+    return compute_dependencies
+
+
+def _order_accesses(nodes: list[Any]) -> None:
+    """Add dependencies between accesses of one memory by several names, if it is written."""
+    owners = _Memory(_find_aliases(nodes)).shared()
+    if not owners:
+        return
+    from torch._inductor.virtualized import V
+
+    written = {
+        owners[name]
+        for node in nodes
+        for buffer in node.get_outputs()
+        for name in buffer.get_mutations()
+        if name in owners
+    }
+    last_write: dict[str, str] = {}
+    accesses: defaultdict[str, list[str]] = defaultdict(list)
+    for node in nodes if written else ():
+        reads, writes = _find_accesses(node, owners)
+        outputs = node.get_outputs()
+        earlier = V.graph.additional_buffer_deps[node.get_name()]
+        for memory in (reads | writes) & written:
+            if memory in writes:
+                earlier.update(accesses[memory])
+                accesses[memory].clear()
+            if memory in last_write:
+                earlier.add(last_write[memory])
+            if outputs:
+                accesses[memory].append(outputs[0].get_name())
+            if memory in writes and outputs:
+                last_write[memory] = outputs[0].get_name()
+
+
+def _find_aliases(nodes: list[Any]) -> Iterator[tuple[str, Iterable[str]]]:
+    from torch._inductor import ir
+
+    for node in nodes:
+        for buffer in node.get_outputs():
+            aliases = buffer.get_aliases()
+            # An operator that returns nothing lists operands which share no memory.
+            if len(aliases) > 1 and isinstance(buffer.node.layout, ir.NoneLayout):
+                continue
+            if aliases:
+                yield buffer.get_name(), aliases
+
+
+def _find_accesses(node: Any, owners: dict[str, str]) -> tuple[set[str], set[str]]:
+    """Return which memory a scheduler node reads and which it writes."""
+    from torch._inductor.dependencies import WeakDep
+
+    reads = {
+        owners[dependency.name]
+        for dependency in node.read_writes.reads
+        if dependency.name in owners and not isinstance(dependency, WeakDep)
+    }
+    writes = {
+        owners[name]
+        for buffer in node.get_outputs()
+        for name in buffer.get_mutations()
+        if name in owners
+    }
+    return reads, writes

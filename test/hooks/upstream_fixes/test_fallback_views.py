@@ -1,0 +1,127 @@
+"""Views by operators without a kernel of Inductor, and writes to the memory that they share.
+
+Each function contains independent variants, with inputs of their own, so that one compile tests
+them all. Results and inputs after the call are compared with eager mode.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import inductor_ext
+from test.support.mutating_operators import flip_into, increment
+
+Program = Callable[..., tuple[torch.Tensor, ...]]
+
+FIRST = torch.tensor([0])
+
+
+def write_complex_inputs(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    a[1:].copy_(a[:-1].clone())
+    polar = torch.polar(a.abs(), a.real)
+    b[:-1] = b[1:].clone()
+    flip_into(b[:2].clone(), b[2:])
+    c[FIRST] = 2
+    repeated = c.repeat(1, 2)
+    c.add_(2)
+    real = torch.view_as_real(d) + 1
+    d[FIRST] = 3
+    before = e.mul(2).sub(e, alpha=0.5)
+    increment(e[:1])
+    imag = f.imag * 2
+    f.mul_(2j)
+    return polar, repeated, real * real, before.real * 1, imag * f.real
+
+
+def write_complex_intermediates(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    a = a * 2
+    real = torch.view_as_real(a) + 1
+    a[FIRST] = 2
+    repeated = a.repeat(1, 2)
+    a.add_(3)
+    b = b.real.to(torch.complex64)
+    b[FIRST] = b[1] * 1
+    transposed = b.t() * 2
+    b[1:] = b[:-1].clone()
+    c = c.t().contiguous()
+    c.real.mul_(2)
+    c.imag[:2] = c.real[:2]
+    d = d.view(torch.float32) + 1
+    d[:, 1:] = d.view(torch.int32)[:, :-1].clone().view(torch.float32)
+    e = torch.view_as_real(e).clone()
+    complex_view = torch.view_as_complex(e) * 2
+    increment(e)
+    mixed = a.real[:, :2] + real[:, :2, 0]
+    return mixed, repeated, a, transposed, b, c, d, complex_view, e * 1
+
+
+def write_views_of_other_dtypes(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    a.view(torch.float32)[1:] += 1
+    half = b.view(torch.float32).view(torch.int16) + 1
+    b.mul_(2)
+    c = c.real.contiguous()
+    halves = c.view(torch.int16)
+    first = halves[:, ::2] + 1
+    c.add_(1)
+    d = torch.view_as_real(d).sum(-1)
+    increment(d.view(torch.int16))
+    e.view(torch.float32)[FIRST] = 4
+    return a * 1, half * 2, first * first, halves * 1, d * 2, e.real + 1
+
+
+PROGRAMS: tuple[Program, ...] = (
+    write_complex_inputs,
+    write_complex_intermediates,
+    write_views_of_other_dtypes,
+)
+
+
+def _inputs() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(4, 6, dtype=torch.complex64) for _ in range(6)]
+
+
+def _compare(program: Program, compiled: Program) -> None:
+    expected_inputs, actual_inputs = _inputs(), _inputs()
+    expected = [*program(*expected_inputs), *expected_inputs]
+    actual = [*compiled(*actual_inputs), *actual_inputs]
+    for index, (value, reference) in enumerate(zip(actual, expected, strict=True)):
+        torch.testing.assert_close(value, reference, msg=lambda text, i=index: f"{i}: {text}")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_views_and_writes_keep_their_order(program: Program) -> None:
+    _compare(program, torch.compile(program, backend="inductor_ext", fullgraph=True))
+
+
+class Buffers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name, value in zip("ab", _inputs(), strict=False):
+            self.register_buffer(name, value)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.a[FIRST] = 2
+        repeated = self.a.repeat(1, 2)
+        self.a.add_(2)
+        real = torch.view_as_real(self.b) + 1
+        self.b[1:] = self.b[:-1].clone()
+        x[FIRST] = x[1] * 1
+        return repeated, real * real, x.abs()
+
+
+def test_packages_keep_the_order_of_views_and_writes(tmp_path: Path) -> None:
+    model, x = Buffers(), _inputs()[2]
+    program = torch.export.export(copy.deepcopy(model), (x.clone(),))
+    path = inductor_ext.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    package = torch._inductor.aoti_load_package(path)
+    for _ in range(2):
+        actual_input, expected_input = x.clone(), x.clone()
+        actual = [*package(actual_input), actual_input]
+        for value, reference in zip(actual, [*model(expected_input), expected_input], strict=True):
+            torch.testing.assert_close(value, reference)
