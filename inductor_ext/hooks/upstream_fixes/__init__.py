@@ -22,6 +22,7 @@ from inductor_ext.hooks.upstream_fixes import (
     graph_patterns,
     mkldnn_inplace,
     mutation,
+    selected_values,
 )
 
 _MODULES = (
@@ -38,6 +39,7 @@ _MODULES = (
     mutation,
     fallback_strides,
     fallback_views,
+    selected_values,
 )
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)
