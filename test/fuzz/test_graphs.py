@@ -146,6 +146,16 @@ class TestComparison:
         run = _run_variant("t1 = x0 * 2", "t2 = x0.detach() + 0 * x0", program=program)
         assert "gradient x0" in graph_judge.find_difference(program, run)
 
+    def test_no_gradient_agrees_with_zeros(self) -> None:
+        grad = dataclasses.replace(FLOAT, grad=True)
+        program = dataclasses.replace(PROGRAM, inputs=(grad,), lines=("t1 = x0.detach() * 2",))
+        run, name = run_eager(program), "call 0: gradient x0"
+        assert run.values[name] is None
+        run.values[name] = torch.zeros(1)
+        assert graph_judge.find_difference(program, run) == ""
+        run.values[name] = torch.ones(1)
+        assert name in graph_judge.find_difference(program, run)
+
     def test_rounding_errors_agree_and_integers_must_be_equal(self) -> None:
         run = _run_variant("t1 = x0 * 2 * (1 + 1e-6)", *PROGRAM.lines[1:])
         assert graph_judge.find_difference(PROGRAM, run) == ""
