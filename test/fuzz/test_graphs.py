@@ -148,12 +148,13 @@ class TestComparison:
 
     def test_no_gradient_agrees_with_zeros(self) -> None:
         grad = dataclasses.replace(FLOAT, grad=True)
-        program = dataclasses.replace(PROGRAM, inputs=(grad,), lines=("t1 = x0.detach() * 2",))
+        lines = ("t1 = x0.detach() * 2", "t2 = t1 * 2")
+        program = dataclasses.replace(PROGRAM, inputs=(grad,), lines=lines)
         run, name = run_eager(program), "call 0: gradient x0"
         assert run.values[name] is None
-        run.values[name] = torch.zeros(1)
+        run.values[name] = torch.zeros(4)
         assert graph_judge.find_difference(program, run) == ""
-        run.values[name] = torch.ones(1)
+        run.values[name] = torch.ones(4)
         assert name in graph_judge.find_difference(program, run)
 
     def test_rounding_errors_agree_and_integers_must_be_equal(self) -> None:
