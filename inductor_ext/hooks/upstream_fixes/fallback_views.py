@@ -34,7 +34,7 @@ HOOKS = (
         relies_on=(f"{_KERNEL}.get_mutation_names",),
     ),
     Hook(
-        "reads_before_writes",
+        "reads_before_operators",
         "replaced",
         (f"{_KERNEL}.__init__",),
         _OWNER,
@@ -65,6 +65,16 @@ HOOKS = (
             "torch._inductor.scheduler.SchedulerBuffer.get_mutations",
         ),
     ),
+    Hook(
+        "copies_of_conjugates",
+        "replaced",
+        ("torch._inductor.ir.ExternKernel.copy_input",),
+        _OWNER,
+        "A kernel that copies a complex tensor to other strides reads its memory: the copy of a "
+        "conjugate view (`x.conj()`) would not be conjugate.",
+        parameters=("x",),
+        relies_on=("torch._inductor.lowering.fallback_handler", "torch._inductor.ir.StorageBox"),
+    ),
 )
 
 
@@ -72,9 +82,10 @@ def install_hooks() -> None:
     """Install the dispatchers, once per process."""
     dispatchers: dict[str, registry.MakeDispatcher] = {
         "views_by_writes": _dispatch_aliases,
-        "reads_before_writes": _dispatch_init,
+        "reads_before_operators": _dispatch_init,
         "reads_of_views": _dispatch_mark_mutated,
         "order_of_views": _dispatch_compute_dependencies,
+        "copies_of_conjugates": _dispatch_copy_input,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -264,3 +275,29 @@ def _find_accesses(node: Any, owners: dict[str, str]) -> tuple[set[str], set[str
         if name in owners
     }
     return reads, writes
+
+
+def _dispatch_copy_input(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def copy_input(x: Any) -> Any:
+        if context.settings() is not None and x.get_dtype().is_complex:
+            x = _resolve_conjugate(x)
+        return stock(x)
+
+    return copy_input
+
+
+def _resolve_conjugate(x: Any) -> Any:
+    """Return a realized complex tensor without the bit that marks a conjugate view.
+
+    Only the run tells whether a tensor has the bit: gradients may have it or not.
+    """
+    import torch
+    from torch._inductor import ir, lowering
+
+    if not ir.is_storage_and_layout(x):
+        return x
+    resolve = lowering.fallback_handler(
+        torch.ops.aten.resolve_conj.default, add_to_fallback_set=False
+    )
+    return resolve(x)

@@ -99,6 +99,40 @@ def test_views_and_writes_keep_their_order(program: Program) -> None:
     _compare(program, torch.compile(program, backend="inductor_ext", fullgraph=True))
 
 
+def conjugate_intermediates(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """Inductor copies views to the strides that eager mode gives them, or that a kernel needs."""
+    a = a.mT * 1
+    a.real.mul_(0.5)
+    b = b.mT * 1
+    b.imag.mul_(0.5)
+    c = c[None].mT * 1
+    c.real.mul_(2)
+    d = d.mT * 1
+    d.imag.mul_(2)
+    results = [(a * 2).conj(), (a * 3).mH, (b.conj() * b).abs(), torch.bmm(c.mH, c)]
+    results += [torch.cat([d.conj(), d]).conj(), (e * 2).conj().mT.contiguous()]
+    results += [f.conj().imag * 2, torch.view_as_real((f * 2).mH.resolve_conj())]
+    return tuple(results)
+
+
+def _loss(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    weights = [torch.arange(r.numel()).reshape(r.shape) for r in results]
+    products = [r.resolve_conj() * weight for r, weight in zip(results, weights, strict=True)]
+    return torch.stack([product.abs().square().sum() for product in products]).sum()
+
+
+def test_copies_of_conjugate_views_are_conjugate() -> None:
+    outcomes = []
+    compiled = torch.compile(conjugate_intermediates, backend="inductor_ext", fullgraph=True)
+    for function in (conjugate_intermediates, compiled):
+        inputs = [x.requires_grad_() for x in _inputs()]
+        results = function(*inputs)
+        _loss(results).backward()
+        outcomes.append([*(result.detach() for result in results), *(x.grad for x in inputs)])
+    for index, (reference, value) in enumerate(zip(*outcomes, strict=True)):
+        torch.testing.assert_close(value, reference, msg=lambda text, i=index: f"{i}: {text}")
+
+
 class Buffers(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
