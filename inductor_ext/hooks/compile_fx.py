@@ -83,6 +83,8 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
         settings = config.snapshot(overrides)
         if not settings.enabled:
             return stock(*args, **kwargs)
+        if _has_negated_inputs(call.arguments["example_inputs_"]):
+            return call.arguments["model_"]
         compile_ = compiled_callables.begin_compile()
         call.arguments["inner_compile"] = scoped_inner_compile(inner_compile, settings, compile_)
         model = call.arguments["model_"]
@@ -108,6 +110,27 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
         return output
 
     return compile_fx
+
+
+def _has_negated_inputs(inputs: Any) -> bool:
+    """Whether torch.compile compiles a graph for inputs that are negated views; warns once.
+
+    `x.conj().imag` is a view of the memory of `x` with a bit that says that its values are negated.
+    Inductor's kernels ignore the bit. Dynamo compiles a graph of its own for inputs with the bit.
+    """
+    import torch
+    from torch._inductor.virtualized import V
+
+    if V.aot_compilation is True or not any(
+        isinstance(x, torch.Tensor) and x.is_neg() for x in inputs
+    ):
+        return False
+    events.warn_once(
+        "negated_inputs",
+        "inputs with is_neg(), such as x.conj().imag: Inductor would ignore the sign. Graphs with "
+        "such inputs run in eager mode; call resolve_neg() on the inputs to compile them.",
+    )
+    return True
 
 
 def scoped_inner_compile(
