@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,16 @@ HOOKS = (
         until="2.14",
     ),
     Hook(
+        "operand_strides",
+        "replaced",
+        ("torch._inductor.ir.Switch.create", "torch._inductor.ir.Conditional.create"),
+        "hooks.upstream_fixes.control_flow",
+        "The code of a branch reads its operands with the strides that the traced graph has, but a "
+        "tensor that is updated in place keeps those of the input. Operands get these strides.",
+        parameters=("operands",),
+        relies_on=("torch._inductor.ir.ExternKernel.require_exact_strides",),
+    ),
+    Hook(
         "loop_numbers",
         "replaced",
         ("torch._inductor.fx_utils.FakeTensorUpdater.incremental_update",),
@@ -75,6 +86,7 @@ def install_hooks() -> None:
         "branch_symbols": _dispatch_branch_symbols,
         "branch_constants": _dispatch_allocate_constant,
         "branch_strides": _dispatch_require_exact_strides,
+        "operand_strides": _dispatch_create_branches,
         "loop_numbers": _dispatch_incremental_update,
         "scan_sizes": _dispatch_decompose_scan,
     }
@@ -179,6 +191,41 @@ def _find_branch_strides(x: Any, strides: Any) -> Any:
         if buffer is x.data and isinstance(result, torch.fx.Node):
             return result.meta["val"].stride()
     return strides
+
+
+def _dispatch_create_branches(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # `stock` is bound to its class: the dispatcher replaces a class method.
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        if context.settings() is None:
+            return stock(*args, **kwargs)
+        from torch._inductor.virtualized import V
+
+        call = signature.bind(*args, **kwargs)
+        traced: Any = V.graph.current_node.args[-1]
+        call.arguments["operands"] = [
+            _with_traced_strides(operand, node)
+            for operand, node in zip(call.arguments["operands"], traced, strict=True)
+        ]
+        return stock(*call.args, **call.kwargs)
+
+    return create
+
+
+def _with_traced_strides(operand: Any, node: Any) -> Any:
+    """Return an operand of a branch, with the strides of its node in the traced graph."""
+    import torch
+    from torch._inductor import ir
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
+    if not (isinstance(value, torch.Tensor) and isinstance(operand, ir.TensorBox)):
+        return operand
+    if free_unbacked_symbols(list(value.stride())):
+        return operand
+    return ir.ExternKernel.require_exact_strides(operand, value.stride())
 
 
 def _dispatch_branch_symbols(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ HOOKS = (
         ("torch._inductor.ir.ExternKernel.process_kernel",),
         "hooks.upstream_fixes.fallback_calls",
         "Inductor makes an integer of a symbolic float that an operator takes, and expects a "
-        "result of an integer dtype.",
+        "result of an integer dtype. It takes the storage offset of every view for 0.",
         parameters=("kernel",),
         relies_on=(
             "torch.fx.experimental.symbolic_shapes.ShapeEnv.create_symfloatnode",
@@ -110,9 +110,20 @@ def _dispatch_process_kernel(stock: Callable[..., Any]) -> Callable[..., Any]:
             from torch.utils import _pytree
 
             args, kwargs = _pytree.tree_map(_with_class_of_number, (args, kwargs))
-        return stock(kernel, *args, **kwargs)
+        result = stock(kernel, *args, **kwargs)
+        if context.settings() is not None and _is_storage_offset(kernel):
+            from torch._inductor.virtualized import V
+
+            result = (V.graph.current_node.meta["val"], *result[1:])
+        return result
 
     return process_kernel
+
+
+def _is_storage_offset(kernel: Any) -> bool:
+    import torch
+
+    return bool(kernel == torch.ops.aten.sym_storage_offset.default)
 
 
 def _with_class_of_number(value: Any) -> Any:

@@ -58,6 +58,16 @@ HOOKS = (
         upstream="198031, 195451",
     ),
     Hook(
+        "sizes_of_replacements",
+        "replaced",
+        ("torch._inductor.pattern_matcher.Match.replace_by_example",),
+        _OWNER,
+        "The call of a custom operator is traced twice, and the two graphs must have as many "
+        "nodes. One of them may have computed a size that nothing uses.",
+        parameters=("replacement_fn", "args", "trace_fn", "run_functional_passes"),
+        relies_on=("torch._inductor.pattern_matcher.fwd_only",),
+    ),
+    Hook(
         "fused_writes",
         "replaced",
         ("torch._inductor.scheduler.Scheduler.can_fuse_vertical",),
@@ -67,6 +77,24 @@ HOOKS = (
         parameters=("node1", "node2"),
         relies_on=("torch._inductor.dependencies.MemoryDep.normalize",),
         upstream="198270, 198280",
+    ),
+    Hook(
+        "reads_of_the_target",
+        "replaced",
+        ("torch._inductor.ir.MutationLayoutSHOULDREMOVE.realize_into",),
+        _OWNER,
+        "One kernel computes new values from a buffer and writes them into it, also if it reads "
+        "elements that another iteration overwrites.",
+        parameters=("src", "dst", "unsafe_alias"),
+        relies_on=("torch._inductor.dependencies.extract_read_writes",),
+    ),
+    Hook(
+        "indices_from_the_target",
+        "replaced",
+        ("torch._inductor.lowering.index_put_impl_",),
+        _OWNER,
+        "The kernel of index_put_ computes the indices, also if it overwrites what they depend on.",
+        parameters=("self", "indices"),
     ),
     Hook(
         "reads_before_writes",
@@ -102,7 +130,10 @@ def install_hooks() -> None:
         "copies_before_writes": _dispatch_reinplace,
         "aliases_of_users": _dispatch_remove_noop_ops,
         "copied_bases": _dispatch_decompose,
+        "sizes_of_replacements": _dispatch_replace_by_example,
         "fused_writes": _dispatch_can_fuse_vertical,
+        "reads_of_the_target": _dispatch_realize_into,
+        "indices_from_the_target": _dispatch_index_put,
         "reads_before_writes": _dispatch_mutation_output,
         "order_of_writes": _dispatch_recompute_loops,
     }
@@ -187,6 +218,31 @@ def _dispatch_decompose(stock: Callable[..., None]) -> Callable[..., None]:
     return decompose_auto_functionalized
 
 
+def _dispatch_replace_by_example(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def replace_by_example(
+        self: Any,
+        replacement_fn: Any,
+        args: Any,
+        trace_fn: Any = None,
+        run_functional_passes: bool = True,
+    ) -> Any:
+        if context.settings() is not None and trace_fn is None and not run_functional_passes:
+            trace_fn = _trace_without_dead_code
+        return stock(self, replacement_fn, args, trace_fn, run_functional_passes)
+
+    return replace_by_example
+
+
+def _trace_without_dead_code(function: Any, args: Any) -> Any:
+    from torch._inductor.pattern_matcher import fwd_only
+
+    gm = fwd_only(function, args, run_functional_passes=False)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    return gm
+
+
 def _dispatch_can_fuse_vertical(stock: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(stock)
     def can_fuse_vertical(self: Any, node1: Any, node2: Any, *args: Any, **kwargs: Any) -> bool:
@@ -231,6 +287,50 @@ def _is_same_access(read: Any, write: Any) -> bool:
         return True
     read, write = read.normalize(), write.normalize()
     return bool((read.index, read.size) == (write.index, write.size))
+
+
+def _dispatch_realize_into(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # `stock` is bound to its class: the dispatcher replaces a class method.
+    @functools.wraps(stock)
+    def realize_into(src: Any, dst: Any, unsafe_alias: bool = False) -> Any:
+        if context.settings() is not None and _reads_elsewhere(src, dst):
+            src.realize()
+            # Values in a buffer of their own are copied by a kernel of its own.
+            unsafe_alias = False
+        return stock(src, dst, unsafe_alias=unsafe_alias)
+
+    return realize_into
+
+
+def _reads_elsewhere(src: Any, dst: Any) -> bool:
+    """Whether values that are not in memory yet depend on elements of dst at other positions."""
+    from torch._inductor import dependencies, ir
+
+    values = src.data if isinstance(src, ir.TensorBox) else src
+    if not (isinstance(values, ir.StorageBox) and isinstance(values.data, ir.Pointwise)):
+        return False
+    dst.realize()
+    name = dst.get_name()
+    if name not in values.get_read_names():
+        return False
+    (write,) = dependencies.extract_read_writes(dst.make_loader(), values.get_size()).reads
+    reads = values.data.get_reads()
+    return not all(_is_same_access(read, write) for read in reads if read.name == name)
+
+
+def _dispatch_index_put(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def index_put_impl_(self: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.settings() is not None:
+            from torch._inductor import ir
+
+            name = ir.try_get_name(self)
+            for index in indices:
+                if index is not None and name in index.get_read_names():
+                    index.realize()
+        return stock(self, indices, *args, **kwargs)
+
+    return index_put_impl_
 
 
 def _dispatch_mutation_output(stock: Callable[..., None]) -> Callable[..., None]:

@@ -152,3 +152,29 @@ def test_unsupported_loops_are_refused_by_name(operator: str) -> None:
         assert operator in causes
     else:
         torch.testing.assert_close(actual, function(x))
+
+
+def update_operands(a: Tensor, b: Tensor, c: Tensor, d: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+    """The operands of `cond` are updated in place, and inputs that are not contiguous."""
+    a[i] = 0.5
+    first = torch.cond(a.sum() > 0, double, torch.neg, (a[: a.shape[0] // 2],))
+    a.mul_(2)
+    b.index_add_(0, i, b[i])
+    second = torch.cond(b.sum() > 1e9, double, torch.neg, (b,))
+    c[1:] = c[:-1].clone()
+    third = torch.cond(c.sum() > 0, double, torch.neg, (c.t()[1:],))
+    d[i, i] = 2.0
+    fourth = torch.cond(d.sum() > 0, lambda x: x @ x, torch.neg, (d,))
+    fifth = torch.cond(d.sum() > 0, double, torch.neg, (d[0].expand(3, 6),))
+    return first, second, third, fourth, fifth
+
+
+@pytest.mark.parametrize("way", ["compile", "cpp_wrapper"])
+def test_operands_of_branches_that_are_updated_in_place(way: str) -> None:
+    inputs = [torch.rand(12)[::2], torch.rand(6, 12)[:, ::2], torch.rand(6, 6).t()]
+    inputs += [torch.rand(12, 12)[::2, 1::2], torch.tensor([1, 0, 1])]
+    copies = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x) for x in inputs]
+    options = {"cpp_wrapper": way == "cpp_wrapper"}
+    compiled = torch.compile(update_operands, backend=BACKEND, options=options, fullgraph=True)
+    torch.testing.assert_close(compiled(*copies), update_operands(*inputs))
+    torch.testing.assert_close(copies, inputs)

@@ -163,6 +163,64 @@ def test_programs_agree_in_cpp_and_with_dynamic_sizes() -> None:
     _compare(program, compiled, _inputs())
 
 
+def write_what_other_iterations_read(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """The new values, or where they are written, depend on elements that are overwritten."""
+    a[a == a.flatten()[0]] = 5
+    b[b == b[:1]] = 6
+    c.view(-1)[c.view(-1).long()] = 7
+    torch._foreach_add_([d], [d.flip(0)])
+    e.index_put_((e[0].long() % 6,), e[3] + 1)
+    f[1:][f[1:] == f[1, 0]] = 8
+    return ()
+
+
+@pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])
+def test_targets_that_are_read_at_other_positions(options: dict[str, bool]) -> None:
+    inputs = [x % 7 for x in _inputs()]
+    inputs[2].fill_(100).view(-1)[100] = 3
+    inputs[4][0] = torch.tensor([5.0] * 20 + [1.0] * 20)
+    program = write_what_other_iterations_read
+    compiled = torch.compile(program, backend="inductor_ext", options=options)
+    _compare(program, compiled, inputs)
+    if not options:
+        flags = [x > 3 for x in inputs]
+        for flag in flags:
+            flag[0, 0] = False
+        _compare(flip_flags, torch.compile(flip_flags, backend="inductor_ext"), flags[:2])
+
+
+def flip_flags(a, b):  # type: ignore[no-untyped-def]
+    a[a == a.flatten()[0]] = True
+    kept = torch.empty_like(a)
+    kept.copy_(a)
+    a.copy_(kept.flip(0))
+    b[b == b[0, 0]] = True
+    return ()
+
+
+def call_with_views_of_dynamic_offset(a, b, c, d, e):  # type: ignore[no-untyped-def]
+    lower = torch.tensor_split(a, 2)[1].t()
+    copy = lower.clone()
+    flip_into(copy, lower)
+    flip_into(b.chunk(2)[1].clone(), b.chunk(2)[1])
+    half = c.shape[0] // 2
+    flip_into(c[half:].t().clone(), c[half:].t())
+    flip_into(d[1:][1:].clone(), d[1:][1:])
+    flip_into_both(e[:3].clone(), [e[:3], e[3:]])
+    kept = e.clone()
+    kept.unsqueeze_(0)
+    return copy, kept, a[half:].storage_offset() + b
+
+
+def test_views_of_dynamic_offset() -> None:
+    program, options = call_with_views_of_dynamic_offset, {"cpp_wrapper": True}
+    compiled = torch.compile(program, backend="inductor_ext", options=options, dynamic=True)
+    for rows in (6, 8):
+        inputs = _inputs(rows)[:5]
+        inputs[4] = inputs[4][:6].clone()
+        _compare(program, compiled, inputs)
+
+
 def test_operands_that_share_memory_in_the_program_still_do() -> None:
     def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         flip_into(x, x)
