@@ -75,6 +75,16 @@ HOOKS = (
         parameters=("x",),
         relies_on=("torch._inductor.lowering.fallback_handler", "torch._inductor.ir.StorageBox"),
     ),
+    Hook(
+        "views_of_conjugates",
+        "replaced",
+        ("torch._inductor.ir.ExternKernel.process_kernel",),
+        _OWNER,
+        "The gradients that a backward graph gets may be conjugate views, unlike the tensors that "
+        "it was traced with. An operator that views a complex tensor as real ones then fails.",
+        parameters=("kernel",),
+        relies_on=("torch._inductor.graph.GraphLowering.is_backward",),
+    ),
 )
 
 
@@ -86,6 +96,7 @@ def install_hooks() -> None:
         "reads_of_views": _dispatch_mark_mutated,
         "order_of_views": _dispatch_compute_dependencies,
         "copies_of_conjugates": _dispatch_copy_input,
+        "views_of_conjugates": _dispatch_process_kernel,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -301,3 +312,23 @@ def _resolve_conjugate(x: Any) -> Any:
         torch.ops.aten.resolve_conj.default, add_to_fallback_set=False
     )
     return resolve(x)
+
+
+def _dispatch_process_kernel(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # `stock` is bound to its class: the dispatcher replaces a class method.
+    @functools.wraps(stock)
+    def process_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.settings() is not None and _views_as_real(kernel, args):
+            args = (_resolve_conjugate(args[0]), *args[1:])
+        return stock(kernel, *args, **kwargs)
+
+    return process_kernel
+
+
+def _views_as_real(kernel: Any, args: Any) -> bool:
+    """Whether a backward graph views a complex tensor as real numbers."""
+    import torch
+    from torch._inductor.virtualized import V
+
+    operators = torch.ops.aten.view_as_real.default, torch.ops.aten.view.dtype
+    return kernel in operators and V.graph.is_backward and args[0].get_dtype().is_complex
