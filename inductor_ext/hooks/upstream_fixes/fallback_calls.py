@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +115,11 @@ def _dispatch_process_kernel(stock: Callable[..., Any]) -> Callable[..., Any]:
         if context.settings() is not None and _is_storage_offset(kernel):
             from torch._inductor.virtualized import V
 
-            result = (V.graph.current_node.meta["val"], *result[1:])
+            offset = V.graph.current_node.meta["val"]
+            if isinstance(result, tuple):
+                return (offset, *result[1:])
+            # From torch 2.14.
+            return dataclasses.replace(result, example_output=offset)
         return result
 
     return process_kernel
