@@ -228,17 +228,25 @@ def _dispatch_replace_by_example(stock: Callable[..., Any]) -> Callable[..., Any
         run_functional_passes: bool = True,
     ) -> Any:
         if context.settings() is not None and trace_fn is None and not run_functional_passes:
-            trace_fn = _trace_without_dead_code
+            trace_fn = trace_without_unused_sizes
         return stock(self, replacement_fn, args, trace_fn, run_functional_passes)
 
     return replace_by_example
 
 
-def _trace_without_dead_code(function: Any, args: Any) -> Any:
+def trace_without_unused_sizes(function: Any, args: Any) -> Any:
+    """Return the graph of a function, without sizes that nothing uses.
+
+    Operators without a result, such as Triton kernels, stay.
+    """
+    import torch
     from torch._inductor.pattern_matcher import fwd_only
 
     gm = fwd_only(function, args, run_functional_passes=False)
-    gm.graph.eliminate_dead_code()
+    for node in reversed(gm.graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "call_function" and not node.users and isinstance(value, (int, torch.SymInt)):
+            gm.graph.erase_node(node)
     gm.recompile()
     return gm
 

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import inductor_ext
+from inductor_ext.hooks.upstream_fixes import mutation
 from test.support.mutating_operators import flip_into, flip_into_both, increment
 
 Program = Callable[..., tuple[torch.Tensor, ...]]
@@ -367,3 +370,35 @@ def test_updates_of_a_cache_stay_in_place() -> None:
         _, code = run_and_get_code(compiled, torch.ones(2, 1, 40), torch.tensor([5]))
         codes.append([code[0].count(text) for text in ("async_compile.cpp", "empty_strided")])
     assert codes[0] == codes[1]
+
+
+def test_kernels_without_a_result_are_not_unused_sizes() -> None:
+    """The call of a custom operator or of a Triton kernel is traced before it is lowered."""
+    pytest.importorskip("triton")
+    from torch._higher_order_ops.triton_kernel_wrap import (
+        kernel_side_table,
+        triton_kernel_wrapper_mutation,
+    )
+
+    from test.support.triton_kernels import add_kernel
+
+    kernel = kernel_side_table.add_kernel(add_kernel)
+    constants = kernel_side_table.add_constant_args({"n": 8, "BLOCK": 8})
+
+    def call(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        x.shape[0] * 2
+        tensors = {"x_ptr": x, "y_ptr": x, "out_ptr": out}
+        triton_kernel_wrapper_mutation(
+            kernel_idx=kernel,
+            constant_args_idx=constants,
+            grid=[(1, 1, 1)],
+            tma_descriptor_metadata={},
+            kwargs=tensors,
+        )
+        return out
+
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        inputs = [mode.from_tensor(torch.empty(8), static_shapes=False) for _ in range(2)]
+        graph = mutation.trace_without_unused_sizes(call, inputs).graph
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert targets == [triton_kernel_wrapper_mutation]
