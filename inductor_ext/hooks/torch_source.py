@@ -91,7 +91,7 @@ class TorchSource:
         escaped = re.escape(name)
         patterns = (
             rf"^([ \t]*)(?:async )?(?:def|class) {escaped}\b",
-            rf"^([ \t]*){escaped}\s*(?::[^=\n]+)?=(?!=)",
+            rf"^([ \t]*){escaped}\s*(?::[^=]+)?=(?!=)",
         )
         for pattern in patterns:
             # A definition inside `if` or `try` is indented like its block, and methods are indented

@@ -123,7 +123,7 @@ def _draw_overlapping_write(draw: Draw) -> str:
             f"{a}[1:] = {a}[:-1].clone()",
             f"{a}[:-1] = {a}[1:].clone()",
             f"{a}[1:] = {a}[:-1] * 1",
-            f"{a}[1:] = {a}[:-1]",
+            f"{a}[1:].copy_({a}[:-1].clone())",
             f"{a}[..., 1:] = {a}[..., :-1].clone()",
             f"{a}[{half}:] = {a}[: {n} - {half}].clone()",
             f"{a}.copy_({a}.flip({dim}))",

@@ -81,7 +81,7 @@ def _has_float_scale(match: Any) -> bool:
     if isinstance(scale, torch.Tensor) and not scale.dtype.is_floating_point:
         return False
     _, product = elementwise_dtypes(x, scale, type_promotion_kind=Promotion.DEFAULT)
-    return product == x.dtype and _keeps_value(product, match.kwargs.get("dtype", product))
+    return product == x.dtype and keeps_value(product, match.kwargs.get("dtype", product))
 
 
 def _value(argument: Any) -> Any:
@@ -90,7 +90,7 @@ def _value(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument
 
 
-def _keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
+def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
     """Whether every number of a floating-point dtype is one of another."""
     import torch
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext.hooks import context, lowering_table, registry
 from inductor_ext.hooks.registry import Hook
+from inductor_ext.hooks.upstream_fixes.graph_patterns import keeps_value
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
@@ -48,8 +49,10 @@ _SELECTIONS = frozenset(
 )
 """Operators whose (first) result consists of values of an operand."""
 
-_SAME_VALUES = frozenset({"clone", "abs", "neg", "_to_copy", "convert_element_type"})
-"""Operators besides views that are computed again to the same values."""
+_SAME_VALUES = frozenset({"clone", "abs", "neg"})
+_CONVERSIONS = frozenset({"_to_copy", "convert_element_type"})
+"""Operators besides views that are computed again to the same values; conversions, if no value is
+rounded."""
 
 _MOVED_VALUES = frozenset({"gather", "index", "index_select"})
 
@@ -136,10 +139,18 @@ def _find_source(node: Node) -> Node:
     while (
         node.op == "call_function"
         and node.args
-        and (_is_view_op(node.target) or _name(node) in _SAME_VALUES)
+        and (_is_view_op(node.target) or _name(node) in _SAME_VALUES or _is_widening(node))
     ):
         node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def _is_widening(node: Node) -> bool:
+    """Whether a node converts numbers to a dtype that has all of them."""
+    if _name(node) not in _CONVERSIONS:
+        return False
+    source, target = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
+    return source is not None and target is not None and keeps_value(source.dtype, target.dtype)
 
 
 def _find_selected(node: Node) -> list[Node]:
