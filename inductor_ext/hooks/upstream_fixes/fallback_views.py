@@ -38,10 +38,10 @@ HOOKS = (
         "replaced",
         (f"{_KERNEL}.__init__",),
         _OWNER,
-        "What reads the old value must be computed before an operator overwrites it. Inductor "
-        "looks at that after it has placed the operator, or not at all.",
-        parameters=("kernel", "tensor_args", "nontensor_args", "unflatten_args"),
-        relies_on=("torch._inductor.ir.IRNode.maybe_get_name",),
+        "What reads the old value must be computed before an operator overwrites it. Inductor does "
+        "not see to that if the operator returns the operand.",
+        parameters=("kernel", "tensor_args"),
+        relies_on=("torch._library.utils.mutates_and_returns_first_arg",),
     ),
     Hook(
         "reads_of_views",
@@ -121,42 +121,18 @@ def _is_plain(kernel: Any) -> bool:
 def _dispatch_init(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def __init__(
-        self: Any,
-        layout: Any,
-        kernel: Any,
-        tensor_args: Any,
-        nontensor_args: Any,
-        unflatten_args: Any,
-        *args: Any,
-        **kwargs: Any,
+        self: Any, layout: Any, kernel: Any, tensor_args: Any, *args: Any, **kwargs: Any
     ) -> None:
-        if context.settings() is not None and _is_mutable(kernel):
+        if context.settings() is not None:
+            import torch
             from torch._inductor.virtualized import V
 
-            for name in _written_names(kernel, *unflatten_args(tensor_args, nontensor_args)):
-                V.graph.mark_buffer_mutated(name)
-        stock(self, layout, kernel, tensor_args, nontensor_args, unflatten_args, *args, **kwargs)
+            is_operator = isinstance(kernel, torch._ops.OpOverload)
+            if is_operator and torch._library.utils.mutates_and_returns_first_arg(kernel):
+                V.graph.mark_buffer_mutated(tensor_args[0].get_name())
+        stock(self, layout, kernel, tensor_args, *args, **kwargs)
 
     return __init__
-
-
-def _is_mutable(kernel: Any) -> bool:
-    import torch
-
-    return isinstance(kernel, torch._ops.OpOverload) and kernel._schema.is_mutable
-
-
-def _written_names(kernel: Any, args: Any, kwargs: Any) -> Iterator[str]:
-    """Yield the names of the buffers that an operator overwrites."""
-    from torch._inductor import ir
-
-    for index, argument in enumerate(kernel._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            for item in value if isinstance(value, (list, tuple)) else (value,):
-                name = item.maybe_get_name() if isinstance(item, ir.IRNode) else None
-                if name is not None:
-                    yield name
 
 
 def _dispatch_mark_mutated(stock: Callable[..., None]) -> Callable[..., None]:

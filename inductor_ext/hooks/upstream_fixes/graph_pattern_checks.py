@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
+from inductor_ext.hooks.upstream_fixes import graph_nodes
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -157,8 +158,7 @@ def has_same_dimensions(node: Node, pattern: Node) -> bool:
         compared.add(pair)
         if node.target != pattern.target or len(node.args) != len(pattern.args):
             return False
-        packet = getattr(node.target, "overloadpacket", None)
-        if getattr(packet, "__name__", "") in _WITH_DIMENSIONS:
+        if graph_nodes.operator_name(node) in _WITH_DIMENSIONS:
             rank = node.args[0].meta["val"].dim()  # type: ignore[union-attr]
             if _dimensions(node, rank) != _dimensions(pattern, rank):
                 return False

@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
-
-if TYPE_CHECKING:
-    import torch
+from inductor_ext.hooks.upstream_fixes.graph_nodes import keeps_value
 
 _JOINT_GRAPH = "torch._inductor.fx_passes.joint_graph"
 
@@ -88,16 +86,6 @@ def _value(argument: Any) -> Any:
     import torch
 
     return argument.meta["val"] if isinstance(argument, torch.fx.Node) else argument
-
-
-def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether every number of a floating-point dtype is one of another."""
-    import torch
-
-    if not (source.is_floating_point and target.is_floating_point):
-        return False
-    narrow, wide = torch.finfo(source), torch.finfo(target)
-    return wide.eps <= narrow.eps and wide.max >= narrow.max and wide.tiny <= narrow.tiny
 
 
 def _dispatch_uniform_view(stock: Callable[..., Any]) -> Callable[..., Any]:

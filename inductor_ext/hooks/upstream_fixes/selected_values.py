@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext.hooks import context, lowering_table, registry
 from inductor_ext.hooks.registry import Hook
-from inductor_ext.hooks.upstream_fixes.graph_patterns import keeps_value
+from inductor_ext.hooks.upstream_fixes.graph_nodes import keeps_value, operator_name
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
@@ -139,7 +139,7 @@ def _find_source(node: Node) -> Node:
     while (
         node.op == "call_function"
         and node.args
-        and (_is_view_op(node.target) or _name(node) in _SAME_VALUES or _is_widening(node))
+        and (_is_view_op(node.target) or operator_name(node) in _SAME_VALUES or _is_widening(node))
     ):
         node = node.args[0]  # type: ignore[assignment]
     return node
@@ -147,7 +147,7 @@ def _find_source(node: Node) -> Node:
 
 def _is_widening(node: Node) -> bool:
     """Whether a node converts numbers to a dtype that has all of them."""
-    if _name(node) not in _CONVERSIONS:
+    if operator_name(node) not in _CONVERSIONS:
         return False
     source, target = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
     return source is not None and target is not None and keeps_value(source.dtype, target.dtype)
@@ -156,19 +156,13 @@ def _is_widening(node: Node) -> bool:
 def _find_selected(node: Node) -> list[Node]:
     """Return the nodes from whose values those of a node are selected, if they are."""
     node = _find_source(node)
-    while node.op == "call_function" and _name(node) in _MOVED_VALUES:
+    while node.op == "call_function" and operator_name(node) in _MOVED_VALUES:
         node = _find_source(node.all_input_nodes[0])
     if node.target is operator.getitem and node.args[1] == 0:
         node = node.all_input_nodes[0]
-    if node.op != "call_function" or _name(node) not in _SELECTIONS:
+    if node.op != "call_function" or operator_name(node) not in _SELECTIONS:
         return []
     return [_find_source(operand) for operand in node.all_input_nodes]
-
-
-def _name(node: Node) -> str:
-    """The name of a node's operator, without namespace and overload."""
-    packet = getattr(node.target, "overloadpacket", None)
-    return getattr(packet, "__name__", "")
 
 
 def _is_floating_point(node: Node) -> bool:

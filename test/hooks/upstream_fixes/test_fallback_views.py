@@ -117,8 +117,8 @@ def conjugate_intermediates(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
 
 def _loss(results: tuple[torch.Tensor, ...]) -> torch.Tensor:
     weights = [torch.arange(r.numel()).reshape(r.shape) for r in results]
-    products = [r.resolve_conj() * weight for r, weight in zip(results, weights, strict=True)]
-    return torch.stack([product.abs().square().sum() for product in products]).sum()
+    weighted = [r.resolve_conj() * weight for r, weight in zip(results, weights, strict=True)]
+    return torch.stack([x.abs().square().sum() for x in weighted]).sum()
 
 
 def test_copies_of_conjugate_views_are_conjugate() -> None:
