@@ -3,10 +3,7 @@
 Programs of a batch are compiled together, as children of one module, because a C++ compile costs
 about the same for several small graphs as for one. What fails in a batch is judged alone.
 
-Compared with eager mode are results, inputs and buffers after the calls, gradients, and which
-results share memory with inputs, buffers or each other. Integers must be equal. Floating-point
-values may differ by a multiple of the dtype's precision, of what a rounding error of the inputs
-changes, and of eager mode's own distance from double precision.
+`graph_compare` has what is compared with eager mode.
 """
 
 from __future__ import annotations
@@ -31,8 +28,9 @@ from torch._inductor import config as inductor_config
 import inductor_ext
 from inductor_ext import exc
 from test.fuzz import quick_compiler
+from test.fuzz.graph_compare import find_difference
 from test.fuzz.graph_generator import generate, mode_of
-from test.fuzz.graph_programs import Observer, Program, Run, run_eager, to_double
+from test.fuzz.graph_programs import Observer, Program, Run
 from test.fuzz.op_sweep_compare import reason
 from test.fuzz.workers import Announce
 
@@ -59,7 +57,8 @@ class Verdict(str, enum.Enum):
     STOCK_CRASH_TOO = "stock_crash_too"
     STOCK_ERROR_TOO = "stock_error_too"
     SKIPPED = "skipped"
-    """Not a case: eager mode ends the process, torch.export fails, or a package would train."""
+    """Not a case: eager mode ends the process, torch.export fails, the front end traces another
+    program, or a package would train."""
 
 
 FAILURES = (Verdict.WRONG, Verdict.CRASH, Verdict.ERROR)
@@ -248,105 +247,6 @@ def _run(
     return [observer.finish() for observer in observers]
 
 
-# --- comparing ----------------------------------------------------------------------------------
-
-_PRECISION = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-def find_difference(program: Program, actual: Run) -> str:
-    """How a run differs from eager mode in what a user can observe; empty if it does not."""
-    expected = run_eager(program)
-    perturbed: Run | None = None
-    double: Run | None = None
-    unobserved = set() if actual.has_module else _find_results_in_buffers(expected)
-    for name, right in expected.values.items():
-        if name in unobserved:
-            continue
-        if name not in actual.values:
-            if name.startswith("buffer"):
-                continue
-            return f"{name} is missing"
-        value = actual.values[name]
-        if right is None or value is None:
-            # AOTAutograd gives zeros to what no loss depends on.
-            is_zero = value is not None and not value.any()
-            if right is not value and not is_zero:
-                return f"{name}: {_describe(value)} instead of {_describe(right)}"
-            continue
-        if (value.shape, value.dtype) != (right.shape, right.dtype):
-            return f"{name}: {_describe(value)} instead of {_describe(right)}"
-        if _is_equal(value, right) or _is_close(value, right):
-            continue
-        if right.dtype.is_floating_point or right.dtype.is_complex:
-            perturbed = perturbed or run_eager(program, perturbed=True)
-            double = double or run_eager(program, double=True)
-            exact = double.values[name]
-            other = perturbed.values[name]
-            assert exact is not None
-            assert other is not None
-            if _is_as_exact(value, right, other, exact):
-                continue
-        return f"{name}: {_describe_difference(value, right)}"
-    return _find_alias(expected, actual)
-
-
-def _find_results_in_buffers(expected: Run) -> set[str]:
-    """The results that later calls of the module may change, because they are its buffers.
-
-    The buffers of a package are its own: an exported program returns copies of them.
-    """
-    pairs = (pair for pair in expected.aliases if "buffer" in pair[0])
-    return {f"{first.split(':')[0]}: {result}" for first, result in pairs}
-
-
-def _describe(value: Tensor | None) -> str:
-    return "None" if value is None else f"{value.dtype}{[*value.shape]}"
-
-
-def _describe_difference(value: Tensor, right: Tensor) -> str:
-    wrong = ~torch.isclose(value, right, rtol=1e-3, atol=1e-5, equal_nan=True)
-    wrong = wrong if wrong.any() else value != right
-    first = tuple(wrong.nonzero()[0].tolist())
-    return (
-        f"{int(wrong.sum())} of {value.numel()} elements of {_describe(right)} are wrong, "
-        f"at {[*first]} {value[first].item()} instead of {right[first].item()}"
-    )
-
-
-def _is_equal(value: Tensor, right: Tensor) -> bool:
-    return torch.equal(value, right)
-
-
-def _is_close(value: Tensor, right: Tensor) -> bool:
-    if not (right.dtype.is_floating_point or right.dtype.is_complex) or not right.numel():
-        return False
-    allowed = _PRECISION.get(right.dtype, 1e-4)
-    wide = to_double(right)
-    scale = float(wide.abs().nan_to_num().max())
-    return bool(
-        torch.isclose(
-            to_double(value), wide, rtol=allowed, atol=allowed * scale / 4, equal_nan=True
-        ).all()
-    )
-
-
-def _is_as_exact(value: Tensor, right: Tensor, perturbed: Tensor, exact: Tensor) -> bool:
-    """Whether the value is near eager mode's, given how inexact that is."""
-    value, right, perturbed, exact = map(to_double, (value, right, perturbed, exact))
-    scale = float(right.abs().nan_to_num().max())
-    allowed = 8 * (perturbed - right).abs().max() + 4 * (right - exact).abs().max() + 1e-5 * scale
-    return bool(((value - right).abs() <= allowed).all())
-
-
-def _find_alias(expected: Run, actual: Run) -> str:
-    """The first pair of tensors that share memory, but not in eager mode."""
-    right = set(expected.aliases)
-    for pair in actual.aliases:
-        if pair not in right:
-            return f"{pair[0]} and {pair[1]} share memory"
-    return ""
-
-
 # --- judging ------------------------------------------------------------------------------------
 
 
@@ -371,10 +271,13 @@ def run_alone(program: Program, build: Build, backend: str) -> Outcome:
     """The outcome of one program, whether it is compiled or not."""
     try:
         outcome = run_build([program], build, backend)[0]
-        if outcome.verdict is Verdict.WRONG and build[0] == "package":
-            why = find_export_difference(program)
-            return Outcome(Verdict.SKIPPED, f"torch.export: {why}") if why else outcome
-        return outcome
+        if outcome.verdict is not Verdict.WRONG:
+            return outcome
+        if build[0] == "package":
+            front_end, why = "torch.export", find_export_difference(program)
+        else:
+            front_end, why = "Dynamo", find_dynamo_difference(program)
+        return Outcome(Verdict.SKIPPED, f"{front_end}: {why}") if why else outcome
     except NotExportedError as error:
         return Outcome(Verdict.SKIPPED, str(error))
     except Exception as error:
@@ -388,6 +291,15 @@ def find_export_difference(program: Program) -> str:
         if not _accepts_all_sizes(exported, [program]):
             program = _without_other_sizes(program)
         return find_difference(program, _run(exported.module(), None, [program])[0])
+
+
+def find_dynamo_difference(program: Program) -> str:
+    """How the graph that Dynamo traces differs from eager mode before it is compiled."""
+    batch = _Batch([program])
+    dynamic = len(program.sizes) > 1
+    with _settings("stock"):
+        traced: Any = torch.compile(batch, backend="eager", fullgraph=True, dynamic=dynamic)
+        return find_difference(program, _run(traced, batch, [program])[0])
 
 
 def _classify(error: BaseException) -> Verdict:

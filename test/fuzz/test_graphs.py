@@ -17,6 +17,7 @@ from torch._inductor.async_compile import AsyncCompile
 
 from benchmarks.harness import results as results_format
 from test.fuzz import (
+    graph_compare,
     graph_generator,
     graph_judge,
     graph_shrink,
@@ -96,7 +97,7 @@ def _run_variant(*lines: str, program: Program = PROGRAM) -> Run:
 
 class TestComparison:
     def test_equal_runs_agree(self) -> None:
-        assert graph_judge.find_difference(PROGRAM, run_eager(PROGRAM)) == ""
+        assert graph_compare.find_difference(PROGRAM, run_eager(PROGRAM)) == ""
 
     @pytest.mark.parametrize(
         ("lines", "why"),
@@ -110,12 +111,12 @@ class TestComparison:
         ],
     )
     def test_differences_are_named(self, lines: tuple[str, ...], why: str) -> None:
-        assert why in graph_judge.find_difference(PROGRAM, _run_variant(*lines))
+        assert why in graph_compare.find_difference(PROGRAM, _run_variant(*lines))
 
     def test_a_result_must_not_become_an_input(self) -> None:
         program = dataclasses.replace(PROGRAM, lines=("t1 = x0.clone()", "t2 = x0 + 1"))
         run = _run_variant("t1 = x0", "t2 = x0 + 1", program=program)
-        why = graph_judge.find_difference(program, run)
+        why = graph_compare.find_difference(program, run)
         assert why == "call 0: input x0 and result 0 share memory"
 
     def test_a_later_call_must_not_change_a_result(self) -> None:
@@ -134,17 +135,17 @@ class TestComparison:
         lines = ("t1 = x0 * 2", "self.b0.add_(1)", "t2 = self.b0")
         program = dataclasses.replace(PROGRAM, lines=lines)
         run = _run_variant(*lines[:2], "t2 = self.b0.clone()", program=program)
-        assert "result 1" in graph_judge.find_difference(program, run)
+        assert "result 1" in graph_compare.find_difference(program, run)
         run.has_module = False
-        assert graph_judge.find_difference(program, run) == ""
+        assert graph_compare.find_difference(program, run) == ""
 
     def test_gradients_are_compared(self) -> None:
         grad = dataclasses.replace(FLOAT, grad=True)
         program = dataclasses.replace(PROGRAM, inputs=(grad,), lines=("t1 = x0 * 2", "t2 = x0"))
         run = _run_variant("t1 = x0 * 2", "t2 = x0 * 1 + 0 * x0.detach()", program=program)
-        assert graph_judge.find_difference(program, run) == ""
+        assert graph_compare.find_difference(program, run) == ""
         run = _run_variant("t1 = x0 * 2", "t2 = x0.detach() + 0 * x0", program=program)
-        assert "gradient x0" in graph_judge.find_difference(program, run)
+        assert "gradient x0" in graph_compare.find_difference(program, run)
 
     def test_no_gradient_agrees_with_zeros(self) -> None:
         grad = dataclasses.replace(FLOAT, grad=True)
@@ -153,16 +154,30 @@ class TestComparison:
         run, name = run_eager(program), "call 0: gradient x0"
         assert run.values[name] is None
         run.values[name] = torch.zeros(4)
-        assert graph_judge.find_difference(program, run) == ""
+        assert graph_compare.find_difference(program, run) == ""
         run.values[name] = torch.ones(4)
-        assert name in graph_judge.find_difference(program, run)
+        assert name in graph_compare.find_difference(program, run)
 
     def test_rounding_errors_agree_and_integers_must_be_equal(self) -> None:
         run = _run_variant("t1 = x0 * 2 * (1 + 1e-6)", *PROGRAM.lines[1:])
-        assert graph_judge.find_difference(PROGRAM, run) == ""
+        assert graph_compare.find_difference(PROGRAM, run) == ""
         counting = dataclasses.replace(PROGRAM, lines=("t1 = (x0 > 0).sum()", "t2 = x0"))
         run = _run_variant("t1 = (x0 > 0).sum() + 1", "t2 = x0", program=counting)
-        assert "1 of 1 elements" in graph_judge.find_difference(counting, run)
+        assert "1 of 1 elements" in graph_compare.find_difference(counting, run)
+
+    def test_half_precision_may_be_rounded_once_more(self) -> None:
+        """A float32 gradient to which a rounded one contributes, in the order of a fused kernel."""
+        lines = ("t1 = x0 * (1 + 3e-4)", *PROGRAM.lines[1:])
+        assert graph_compare.find_difference(PROGRAM, _run_variant(*lines))
+        for dtype, agrees in (("f16", True), ("bf16", True), ("f64", False)):
+            program = dataclasses.replace(
+                PROGRAM, lines=(f"t1 = x0 + x0.to({dtype}).float()", *PROGRAM.lines[1:])
+            )
+            run = run_eager(program)
+            value = run.values["call 0: result 0"]
+            assert value is not None
+            value.mul_(1 + 3e-4)
+            assert (graph_compare.find_difference(program, run) == "") is agrees
 
     def test_unstable_programs_are_not_reproducible(self) -> None:
         assert is_reproducible(PROGRAM)
@@ -198,7 +213,21 @@ def test_what_torch_export_changes_is_not_a_case() -> None:
         PROGRAM, lines=("t1 = self.b0 * 2", "self.b0 = t1 + 1", "self.b0.add_(1)", "t2 = x0 + 1")
     )
     assert "result 0" in graph_judge.find_export_difference(program)
-    assert graph_judge.find_export_difference(dataclasses.replace(PROGRAM)) == ""
+    assert graph_judge.find_export_difference(PROGRAM) == ""
+
+
+def test_what_dynamo_changes_is_not_a_case() -> None:
+    """Dynamo keeps the shape that a tensor had before `transpose_`."""
+    program = dataclasses.replace(
+        PROGRAM,
+        lines=("t1 = x0 * 2", "t1.transpose_(0, 1)", "t2 = torch.ones(t1.shape)"),
+        outputs=("t2",),
+    )
+    assert "result 0" in graph_judge.find_dynamo_difference(program)
+    assert graph_judge.find_dynamo_difference(PROGRAM) == ""
+    outcome = graph_judge.run_alone(program, ("compile", "default"), "inductor")
+    assert outcome.verdict is Verdict.SKIPPED
+    assert outcome.why.startswith("Dynamo: ")
 
 
 def test_kernels_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
