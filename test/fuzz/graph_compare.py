@@ -113,9 +113,8 @@ def _is_as_exact(
     """Whether the value is near eager mode's, given how inexact that is."""
     value, right, perturbed, exact = map(to_double, (value, right, perturbed, exact))
     scale = float(right.abs().nan_to_num().max())
-    allowed = (
-        8 * (perturbed - right).abs().max() + 4 * (right - exact).abs().max() + rounding * scale
-    )
+    inexact = 8 * (perturbed - right).abs().max() + 4 * (right - exact).abs().max()
+    allowed = inexact + 4 * rounding * scale
     return bool(((value - right).abs() <= allowed).all())
 
 
