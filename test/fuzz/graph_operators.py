@@ -255,7 +255,8 @@ def _draw_dtype_view(draw: Draw) -> str:
         ways.append(f"{new} = ({a} & 0x3BFF).view(torch.float16)")
         ways.append(f"{new} = ({a} & 0x3BFF).view(torch.bfloat16)")
     for dtype in narrow:
-        ways += [f"{new} = {a}.view({dtype})", f"{a}.view({dtype})[..., 0] = 3"]
+        view = f"{a}.view({dtype})"
+        ways += [f"{new} = {view}", f"{view}[..., 0] = 3", f"{view}[{view} > 2] = 3"]
     if size == 1:
         ways += [f"{new} = {a}.reshape(-1)[: {a}.numel() // 4 * 4].clone().view(torch.int32)"]
     return draw.random.choice(ways)

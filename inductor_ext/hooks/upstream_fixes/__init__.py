@@ -19,10 +19,12 @@ from inductor_ext.hooks.upstream_fixes import (
     fallback_calls,
     fallback_strides,
     fallback_views,
+    first_calls,
     graph_pattern_checks,
     graph_patterns,
     mkldnn_inplace,
     mutation,
+    operator_views,
     selected_values,
 )
 
@@ -41,6 +43,8 @@ _MODULES = (
     mutation,
     fallback_strides,
     fallback_views,
+    first_calls,
+    operator_views,
     selected_values,
 )
 

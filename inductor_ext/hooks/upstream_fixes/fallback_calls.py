@@ -1,17 +1,19 @@
-"""Fixes for operators that generated C++ calls by name: how their arguments are passed.
+"""Fixes for operators that generated code calls by name: how their arguments are passed.
 
-`cpp_wrapper/codegen/fallback_calls` generates the calls.
+`cpp_wrapper/codegen/fallback_calls` generates the calls in C++.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
+from inductor_ext.hooks.wrapper_codegen import root_wrapper
 
 _KERNEL = "torch._inductor.ir.FallbackKernel"
 
@@ -54,6 +56,15 @@ HOOKS = (
         ),
     ),
     Hook(
+        "infinite_numbers",
+        "replaced",
+        ("torch._inductor.codegen.wrapper.PythonWrapperCodegen.val_to_arg_str",),
+        "hooks.upstream_fixes.fallback_calls",
+        "Generated Python code writes infinite complex numbers as `(1+infj)`, but does not import "
+        "the name `infj`.",
+        parameters=("self", "s"),
+    ),
+    Hook(
         "complex_mutation",
         "replaced",
         ("torch._inductor.pattern_matcher.fallback_node_due_to_unsupported_type",),
@@ -72,6 +83,7 @@ def install_hooks() -> None:
         "fallback_arguments": _dispatch_export,
         "fallback_shims": _dispatch_codegen,
         "fallback_numbers": _dispatch_process_kernel,
+        "infinite_numbers": _dispatch_argument,
         "complex_mutation": _dispatch_unsupported_type,
     }
     registry.install(HOOKS, dispatchers)
@@ -147,6 +159,23 @@ def _with_class_of_number(value: Any) -> Any:
     if class_ is bool and value not in (sympy.true, sympy.false):
         return shape_env.create_symboolnode(value)
     return value
+
+
+def _dispatch_argument(stock: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(stock)
+    def val_to_arg_str(self: Any, s: Any, *args: Any, **kwargs: Any) -> str:
+        is_complex = isinstance(s, complex) and context.settings() is not None
+        if is_complex and math.isinf(s.imag) and not _is_cpp():
+            root_wrapper(self).add_import_once("from cmath import infj")
+        return stock(self, s, *args, **kwargs)
+
+    return val_to_arg_str
+
+
+def _is_cpp() -> bool:
+    from torch._inductor.virtualized import V
+
+    return bool(V.graph.cpp_wrapper)
 
 
 def _dispatch_unsupported_type(stock: Callable[..., bool]) -> Callable[..., bool]:

@@ -53,6 +53,19 @@ HOOKS = (
         relies_on=("torch._inductor.ir.MultiOutput.get_inputs_that_alias_output",),
     ),
     Hook(
+        "writes_into_views",
+        "replaced",
+        ("torch._inductor.lowering.mutate_to",),
+        _OWNER,
+        "A buffer of the graph that is written gets new memory here, also if it is a view of an "
+        "input: the input keeps its value.",
+        parameters=("changed", "val"),
+        relies_on=(
+            "torch._inductor.ir.MutationLayoutSHOULDREMOVE.realize_into",
+            "torch._inductor.ir.StorageBox",
+        ),
+    ),
+    Hook(
         "order_of_views",
         "replaced",
         ("torch._inductor.scheduler.Scheduler.compute_dependencies",),
@@ -94,6 +107,7 @@ def install_hooks() -> None:
         "views_by_writes": _dispatch_aliases,
         "reads_before_operators": _dispatch_init,
         "reads_of_views": _dispatch_mark_mutated,
+        "writes_into_views": _dispatch_mutate_to,
         "order_of_views": _dispatch_compute_dependencies,
         "copies_of_conjugates": _dispatch_copy_input,
         "views_of_conjugates": _dispatch_process_kernel,
@@ -147,6 +161,30 @@ def _dispatch_mark_mutated(stock: Callable[..., None]) -> Callable[..., None]:
                 user.realize()
 
     return mark_buffer_mutated
+
+
+def _dispatch_mutate_to(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def mutate_to(changed: Any, val: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.settings() is None or not _is_view_of_memory(changed):
+            return stock(changed, val, *args, **kwargs)
+        from torch._inductor import ir
+
+        ir.MutationLayoutSHOULDREMOVE.realize_into(val, changed)
+        return changed
+
+    return mutate_to
+
+
+def _is_view_of_memory(box: Any) -> bool:
+    """Return whether a value is a buffer that shares memory with another one."""
+    from torch._inductor import ir
+
+    storage = box.data if isinstance(box, ir.TensorBox) else box
+    if not isinstance(storage, ir.StorageBox):
+        return False
+    buffer = storage.data
+    return isinstance(buffer, ir.Buffer) and bool(buffer.get_inputs_that_alias_output())
 
 
 def _find_names(graph: Any, name: str) -> set[str]:

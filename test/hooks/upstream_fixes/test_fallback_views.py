@@ -74,7 +74,28 @@ def write_views_of_other_dtypes(a, b, c, d, e, f):  # type: ignore[no-untyped-de
     return a * 1, half * 2, first * first, halves * 1, d * 2, e.real + 1
 
 
+def fill_views_by_masks(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """A value by a mask: the lowering has a way of its own for it."""
+    before = a * 2
+    floats = a.view(torch.float32)
+    floats[floats > 0.5] = 3
+    integers = b.view(torch.int32)
+    integers[integers > 7] = 5
+    integers += 1
+    real = torch.view_as_real(c)
+    real[real > 0.2] = 3
+    magnitude = c.abs()
+    d.real[d.real > 0.2] = 3
+    real.copy_(real.flip(-1))
+    e = e * 2
+    doubled = torch.view_as_real(e)
+    doubled[doubled > 0.1] = 3
+    torch.view_as_real(f).fill_(2)
+    return before, integers * 1, magnitude, real.sum(), e, f.real + 1
+
+
 PROGRAMS: tuple[Program, ...] = (
+    fill_views_by_masks,
     write_complex_inputs,
     write_complex_intermediates,
     write_views_of_other_dtypes,

@@ -1,0 +1,146 @@
+"""Fix for custom operators that overwrite a view of another dtype, such as `x.real`.
+
+AOTAutograd replaces the call of an operator that mutates a view by one that gets the base of the
+view and the view's sizes and strides. If the base has another dtype, the call mutates other
+elements than the program does, or memory behind the base. Here such an operand is copied, and the
+operator's values are written back through the view.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from inductor_ext import exc
+from inductor_ext.hooks import context, registry
+from inductor_ext.hooks.registry import Hook
+
+_FUNCTIONALIZE = "torch._higher_order_ops.auto_functionalize"
+_OWNER = "hooks.upstream_fixes.operator_views"
+
+HOOKS = (
+    Hook(
+        "operands_of_another_dtype",
+        "replaced",
+        (f"{_FUNCTIONALIZE}.do_auto_functionalize_v2",),
+        _OWNER,
+        "A view that an operator mutates is passed as its base with sizes and strides, which count "
+        "elements of the base's dtype.",
+        parameters=("mode", "op", "args", "kwargs"),
+        relies_on=(f"{_FUNCTIONALIZE}.get_base",),
+    ),
+)
+
+
+def install_hooks() -> None:
+    """Install the dispatcher, once per process."""
+    registry.install(HOOKS, {"operands_of_another_dtype": _dispatch_functionalize})
+
+
+def _dispatch_functionalize(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def do_auto_functionalize_v2(mode: Any, op: Any, args: Any, kwargs: Any) -> Any:
+        import torch
+
+        if context.settings() is None or not isinstance(op, torch._ops.OpOverload):
+            return stock(mode, op, args, kwargs)
+        views = _find_views(op, args, kwargs)
+        if not views:
+            return stock(mode, op, args, kwargs)
+        _refuse_shared_memory(op, args, kwargs, views)
+        with mode:
+            copies = {key: view.clone() for key, view in views.items()}
+        results = stock(mode, op, *_replace(args, kwargs, views, copies))
+        with mode:
+            for key, view in views.items():
+                view.copy_(copies[key])
+        return _replace_results(op, args, kwargs, results)
+
+    return do_auto_functionalize_v2
+
+
+def _find_views(op: Any, args: Any, kwargs: Any) -> dict[int, Any]:
+    """The mutated operands whose base has another dtype, by identity."""
+    import torch
+    from torch._higher_order_ops.auto_functionalize import get_base
+
+    views = {}
+    for operand in torch.utils._pytree.tree_leaves(_mutated_operands(op, args, kwargs)):
+        base = get_base(operand) if isinstance(operand, torch.Tensor) else None
+        if base is not None and base.dtype != operand.dtype:
+            views[id(operand)] = operand
+    return views
+
+
+def _mutated_operands(op: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The operands that an operator mutates, in the order of its schema."""
+    operands = []
+    for index, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        if argument.name in kwargs:
+            operands.append(kwargs[argument.name])
+        elif index < len(args):
+            operands.append(args[index])
+    return operands
+
+
+def _refuse_shared_memory(op: Any, args: Any, kwargs: Any, views: dict[int, Any]) -> None:
+    """Raise UnsupportedMutationError if another operand may share elements with one to copy."""
+    import torch
+
+    operands = torch.utils._pytree.tree_leaves((args, kwargs))
+    tensors = [value for value in operands if isinstance(value, torch.Tensor)]
+    for view in views.values():
+        # An operand that is passed twice is two operands.
+        if sum(_may_overlap(value, view) for value in tensors) > 1:
+            raise exc.UnsupportedMutationError(operator=op)
+
+
+def _may_overlap(first: Any, second: Any) -> bool:
+    from torch._higher_order_ops.auto_functionalize import get_base
+
+    bases = [value if get_base(value) is None else get_base(value) for value in (first, second)]
+    if bases[0] is not bases[1]:
+        return False
+    spans = [_find_bytes(value) for value in (first, second)]
+    (start, length, strides), (other_start, other_length, other_strides) = spans
+    numbers = (start, length, other_start, other_length, *strides, *other_strides)
+    if not all(isinstance(number, int) for number in numbers):
+        return True
+    if start + length <= other_start or other_start + other_length <= start:
+        return False
+    # All elements of a tensor begin at `start` plus multiples of `step`.
+    step = math.gcd(*strides, *other_strides)
+    if not step:
+        return True
+    distance = (other_start - start) % step
+    return bool(distance < first.itemsize or step - distance < second.itemsize)
+
+
+def _find_bytes(value: Any) -> tuple[Any, Any, list[Any]]:
+    """First byte, number of bytes from there to the last one, and strides in bytes of a tensor."""
+    size = value.itemsize
+    dims = [(n, stride * size) for n, stride in zip(value.shape, value.stride(), strict=True)]
+    length = sum((n - 1) * stride for n, stride in dims) + size
+    return value.storage_offset() * size, length, [stride for _, stride in dims]
+
+
+def _replace(
+    args: Any, kwargs: Any, views: dict[int, Any], copies: dict[int, Any]
+) -> tuple[Any, Any]:
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(  # type: ignore[no-any-return]
+        lambda value: copies[id(value)] if id(value) in views else value, (args, kwargs)
+    )
+
+
+def _replace_results(op: Any, args: Any, kwargs: Any, results: Any) -> Any:
+    """The results of a call, in which operands that the operator returns are the program's."""
+    if not any(r.alias_info is not None for r in op._schema.returns):
+        return results
+    operands = _mutated_operands(op, args, kwargs)
+    return tuple(operands) if isinstance(results, tuple) else operands[0]

@@ -1,0 +1,102 @@
+"""Custom operators that overwrite a view of another dtype than its base.
+
+Each function contains independent variants, with inputs of their own, so that one compile tests
+them all. Results and inputs after the call are compared with eager mode.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+import inductor_ext
+from inductor_ext import exc
+from test.support.mutating_operators import flip_into, flip_into_both, increment
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.randn(4, 6, dtype=torch.complex64))
+
+    def forward(self, a, b, c, d, e):  # type: ignore[no-untyped-def]
+        increment(a.real)
+        increment(a.imag[1:])
+        flip_into(a.real[:2], a.imag[2:])
+        doubled = b * 2
+        increment(torch.view_as_real(doubled)[:2])
+        flip_into(torch.view_as_real(doubled)[:2], torch.view_as_real(doubled)[2:])
+        magnitude = c.abs()
+        flip_into_both(magnitude, [c.real, c.imag])
+        before = torch.view_as_real(d)[:, 0] * 1
+        increment(d.t().real)
+        d.mul_(2)
+        increment(self.state.imag)
+        interleaved = torch.view_as_complex(e)
+        increment(interleaved.t()[1:])
+        increment(e[::2])
+        return doubled, magnitude, before, d.real + 1, self.state * 1, interleaved.abs()
+
+
+def _inputs(rows: int = 4) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    inputs = [torch.randn(rows, 6, dtype=torch.complex64) for _ in range(4)]
+    return [*inputs, torch.randn(rows, 6, 2)]
+
+
+def _compare(compiled, model: Model, rows: int = 4) -> None:  # type: ignore[no-untyped-def]
+    actual_inputs, expected_inputs = _inputs(rows), _inputs(rows)
+    actual = [*compiled(*actual_inputs), *actual_inputs]
+    expected = [*model(*expected_inputs), *expected_inputs]
+    for index, (value, reference) in enumerate(zip(actual, expected, strict=True)):
+        torch.testing.assert_close(value, reference, msg=lambda text, i=index: f"{i}: {text}")
+
+
+def test_the_elements_of_the_view_are_overwritten() -> None:
+    model = Model()
+    compiled = torch.compile(copy.deepcopy(model), backend="inductor_ext", fullgraph=True)
+    for _ in range(2):
+        _compare(compiled, model)
+
+
+def test_packages_overwrite_the_elements_of_the_view(tmp_path: Path) -> None:
+    model = Model()
+    program = torch.export.export(copy.deepcopy(model), (*_inputs(),))
+    path = inductor_ext.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    package = inductor_ext.load(path)
+    for _ in range(2):
+        _compare(package, model)
+
+
+def test_dynamic_sizes() -> None:
+    def program(x):  # type: ignore[no-untyped-def]
+        y = x * 2
+        increment(y.real[1:])
+        return y
+
+    compiled = torch.compile(program, backend="inductor_ext", fullgraph=True, dynamic=True)
+    for rows in (4, 7):
+        x = torch.randn(rows, 3, dtype=torch.complex64)
+        torch.testing.assert_close(compiled(x), program(x))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: flip_into(torch.view_as_real(x)[:2], torch.view_as_real(x)[1:3]),
+        lambda x: flip_into(x.real, x.real),
+        lambda x: flip_into_both(x.imag[:2], [x.real[:2], torch.view_as_real(x)[:2, :, 0]]),
+    ],
+    ids=["halves", "itself", "list"],
+)
+def test_operands_that_overlap_are_refused(program) -> None:  # type: ignore[no-untyped-def]
+    compiled = torch.compile(program, backend="inductor_ext", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as raised:
+        compiled(torch.randn(4, 3, dtype=torch.complex64))
+    error = raised.value.inner_exception
+    assert isinstance(error, exc.UnsupportedMutationError)
+    assert "flip_into" in str(error)
+    assert "clone of the view" in str(error)
