@@ -1,8 +1,8 @@
 """Fix for the first call of a compiled function, which computes some operators differently.
 
-AOTAutograd checks custom operators in the first call, by a dispatch mode. Operators that run under a
-mode ignore the conjugate and negated views that they create: `torch.linalg.pinv` of a complex matrix
-is wrong, and so are custom operators. Here the operators run as they do without the mode.
+AOTAutograd checks custom operators in the first call, by a dispatch mode. Operators that run under
+a mode ignore the conjugate and negated views that they create: `torch.linalg.pinv` of a complex
+matrix is wrong, and so are custom operators. Here they run as they do without the mode.
 """
 
 from __future__ import annotations
