@@ -149,6 +149,7 @@ def scoped_inner_compile(
         from torch._dynamo.utils import counters
         from torch._inductor.virtualized import V
 
+        from inductor_ext.hooks.upstream_fixes import returned_views
         from inductor_ext.lowerings.graph import concat_frozen_weights
 
         if V.aot_compilation is True:
@@ -167,6 +168,8 @@ def scoped_inner_compile(
             scope.compile_scope(settings),
             events.capture(this_thread=True) as records,
         ):
+            if kind in ("inference", "forward"):
+                returned_views.view_inputs(gm)
             concat_frozen_weights.concat_frozen_weights(gm, settings)
             output = inner(gm, example_inputs, *args, **kwargs)
         after = _read_cache_counters(counters)

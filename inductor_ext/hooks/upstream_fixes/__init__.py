@@ -25,6 +25,7 @@ from inductor_ext.hooks.upstream_fixes import (
     mkldnn_inplace,
     mutation,
     operator_views,
+    returned_views,
     selected_values,
 )
 
@@ -45,6 +46,7 @@ _MODULES = (
     fallback_views,
     first_calls,
     operator_views,
+    returned_views,
     selected_values,
 )
 
