@@ -11,6 +11,7 @@ from inductor_ext.hooks.registry import Hook
 from inductor_ext.hooks.upstream_fixes import (
     any_reductions,
     arg_reductions,
+    average_pools,
     control_flow,
     cpu_dtypes,
     cpu_reductions,
@@ -37,6 +38,7 @@ _MODULES = (
     empty_reductions,
     any_reductions,
     arg_reductions,
+    average_pools,
     graph_pattern_checks,
     graph_patterns,
     fallback_calls,

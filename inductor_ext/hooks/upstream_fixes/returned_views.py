@@ -99,6 +99,8 @@ def view_inputs(gm: Any) -> None:
     start = len(metadata.tokens) + metadata.num_mutated_inp_runtime_indices
     if start + len(metadata.output_info) + metadata.num_intermediate_bases > len(results):
         return
+    # Torch 2.14 has recorded the strides that results must have.
+    strides = output.meta.get("original_output_strides", [None] * len(results))
     is_changed = False
     for index, info in _find_views(metadata):
         source = inputs[info.base_idx]
@@ -106,6 +108,7 @@ def view_inputs(gm: Any) -> None:
         view = _repeat_views(gm.graph, results[start + index], source, new_values)
         if view is not None:
             results[start + index] = view
+            strides[start + index] = view.meta["val"].stride()
             is_changed = True
     if is_changed:
         output.args = (type(output.args[0])(results),)
