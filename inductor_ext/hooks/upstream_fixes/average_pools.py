@@ -42,16 +42,15 @@ def _lower_backward(
     import torch
     from torch._inductor import lowering
 
-    arguments = (grad_output, x, kernel_size, stride, padding)
-    arguments += (ceil_mode, count_include_pad, divisor_override)
+    sizes = (kernel_size, stride, padding)
+    arguments = (grad_output, x, *sizes, ceil_mode, count_include_pad, divisor_override)
     if not count_include_pad or divisor_override is not None:
         return stock(*arguments)
     dims = len(kernel_size)
-    sizes = x.get_size()[-dims:]
     step, pad = list(stride) or kernel_size, list(padding) or [0] * dims
     if not any(
         lowering.pooling_size(size, dim, kernel_size, step, pad, ceil_mode)[1]
-        for dim, size in enumerate(sizes)
+        for dim, size in enumerate(x.get_size()[-dims:])
     ):
         return stock(*arguments)
     name = f"avg_pool{dims}d_backward"

@@ -102,9 +102,12 @@ HOOKS = (
         ("torch._inductor.ir.MutationOutput.__init__",),
         _OWNER,
         "An operator that overwrites a buffer is registered before the pending reads of the old "
-        "value are computed.",
+        "value are computed. The changed operand of a while_loop is taken for another buffer.",
         parameters=("layout", "mutated_node", "mutating_node"),
-        relies_on=("torch._inductor.graph.GraphLowering.mark_buffer_mutated",),
+        relies_on=(
+            "torch._inductor.graph.GraphLowering.mark_buffer_mutated",
+            "torch._inductor.graph.GraphLowering.never_reuse_buffers",
+        ),
     ),
     Hook(
         "order_of_writes",
@@ -351,6 +354,8 @@ def _dispatch_mutation_output(stock: Callable[..., None]) -> Callable[..., None]
 
         earlier = list(V.graph.operations)
         stock(self, layout, mutated_node, mutating_node)
+        # It stands for the operand's memory. A loop gives it a layout, as if it had its own.
+        V.graph.never_reuse_buffers.add(self.get_name())
         # Inductor has now appended what reads the old value.
         reads = V.graph.operations[len(earlier) :]
         if reads and mutating_node in earlier:

@@ -178,3 +178,24 @@ def test_operands_of_branches_that_are_updated_in_place(way: str) -> None:
     compiled = torch.compile(update_operands, backend=BACKEND, options=options, fullgraph=True)
     torch.testing.assert_close(compiled(*copies), update_operands(*inputs))
     torch.testing.assert_close(copies, inputs)
+
+
+def update_results(i: Tensor) -> tuple[Tensor, ...]:
+    """The loop of a scan writes into its result, which the program then updates in place."""
+    last, totals = scan(lambda c, z: (z + 1, c + z), i[0].clone(), i)
+    before = totals + 1
+    totals.scatter_(0, i % 5, 7)
+    rows = scan(lambda c, z: (c * 1, c - z), last, i)[1]
+    rows.mul_(3)
+    return before, totals, rows, rows * last
+
+
+@pytest.mark.parametrize("way", ["python", "package"])
+def test_results_of_scans_that_are_updated_in_place(way: str) -> None:
+    args = (torch.tensor([0, 1, 1, 0, 1]),)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        if way == "package":
+            compiled = aot_util.compile_model(update_results, args).loaded
+        else:
+            compiled = torch.compile(update_results, backend=BACKEND, fullgraph=True)
+        torch.testing.assert_close([*compiled(*args)], [*update_results(*args)])
