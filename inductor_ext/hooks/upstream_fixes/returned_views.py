@@ -97,7 +97,9 @@ def view_inputs(gm: Any) -> None:
     results = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else []
     inputs = gm.graph.find_nodes(op="placeholder")[len(metadata.tokens) :]
     start = len(metadata.tokens) + metadata.num_mutated_inp_runtime_indices
-    if start + len(metadata.output_info) + metadata.num_intermediate_bases > len(results):
+    end = start + len(metadata.output_info) + metadata.num_intermediate_bases
+    # The inputs of tensor subclasses are several tensors each.
+    if end > len(results) or len(inputs) != len(metadata.input_info):
         return
     # Torch 2.14 has recorded the strides that results must have.
     strides = output.meta.get("original_output_strides", [None] * len(results))
@@ -112,7 +114,6 @@ def view_inputs(gm: Any) -> None:
             is_changed = True
     if is_changed:
         output.args = (type(output.args[0])(results),)
-        gm.graph.eliminate_dead_code()
         gm.recompile()
 
 
