@@ -1,10 +1,13 @@
-"""Fixes for results that are views of an input which the program has changed.
+"""Fixes for results that are views of an input.
 
 AOTAutograd returns such a view by repeating its operators on the input, unless a size, an index or
 an offset among their arguments is symbolic. It then takes sizes, strides and offset from what the
 compiled graph computes. The graph is functional: it views the new value of the input, which has
 other strides and no offset, and the caller gets other elements. `x.mul_(2); return x[n // 2:]` is
 wrong for every `x` that is not contiguous or that has an offset. Here the graph views the input.
+
+The compiled graph may view a copy of the input: one for CUDA graphs, or an aligned one. The copy
+has no offset. Here the offset of the input is added.
 
 If several inputs share memory, AOTAutograd passes one base of them, and repeats the operators on
 this base instead of the input. Here it does not repeat them.
@@ -49,13 +52,36 @@ HOOKS = (
         parameters=("m", "synthetic_base_info"),
         relies_on=(f"{_AOT}.schemas.OutputAliasInfo.view_meta_sequence",),
     ),
+    Hook(
+        "views_of_copied_inputs",
+        "replaced",
+        (f"{_AOT}.runtime_wrappers.gen_alias_from_base",),
+        _OWNER,
+        "The offset of a view is read from the compiled graph, also if it views a copy.",
+        parameters=(
+            "aliased_base_tensor",
+            "target_meta_tensor",
+            "target_requires_grad",
+            "target_view_meta_sequence",
+        ),
+    ),
 )
 
 
+class ViewOfInput:
+    """Marks a result, in place of AOTAutograd's list of operators that lead to it from an input."""
+
+    sequence = ()
+    """The operators to repeat: none. AOTAutograd reads this attribute."""
+
+
 def install_hooks() -> None:
-    """Install the dispatcher, once per process; `compile_fx` calls `view_inputs`."""
-    hooks = [hook for hook in HOOKS if hook.kind == "replaced"]
-    registry.install(hooks, {"views_of_shared_inputs": _dispatch_synthetic_bases})
+    """Install the dispatchers, once per process; `compile_fx` calls `view_inputs`."""
+    dispatchers: dict[str, registry.MakeDispatcher] = {
+        "views_of_shared_inputs": _dispatch_synthetic_bases,
+        "views_of_copied_inputs": _dispatch_alias,
+    }
+    registry.install([hook for hook in HOOKS if hook.name in dispatchers], dispatchers)
 
 
 def _dispatch_synthetic_bases(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,6 +105,27 @@ def _is_view_of_shared_input(info: Any, synthetic_base_info: Any) -> bool:
     is_input = info.output_type.name in ("alias_of_input", "is_input")
     # An input that shares no memory with another one has an integer.
     return is_input and isinstance(synthetic_base_info[info.base_idx], tuple)
+
+
+def _dispatch_alias(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def gen_alias_from_base(
+        base: Any, target: Any, requires_grad: bool, views: Any = None, *, replay_views: bool
+    ) -> Any:
+        if type(views) is ViewOfInput:
+            target, views = _add_offset(target, base), None
+        return stock(base, target, requires_grad, views, replay_views=replay_views)
+
+    return gen_alias_from_base
+
+
+def _add_offset(view: Any, source: Any) -> Any:
+    """Return a view with the memory of `source`, if it is one of a copy of `source`."""
+    storage = source.untyped_storage()
+    if view.untyped_storage()._cdata == storage._cdata:
+        return view
+    offset = source.storage_offset() * source.itemsize // view.itemsize + view.storage_offset()
+    return view.new_empty(0).set_(storage, offset, view.size(), view.stride())
 
 
 def view_inputs(gm: Any) -> None:
@@ -105,6 +152,9 @@ def view_inputs(gm: Any) -> None:
     strides = output.meta.get("original_output_strides", [None] * len(results))
     is_changed = False
     for index, info in _find_views(metadata):
+        metadata.output_info[index] = dataclasses.replace(info, view_meta_sequence=ViewOfInput())
+        if not metadata.input_info[info.base_idx].mutates_data:
+            continue
         source = inputs[info.base_idx]
         new_values = _find_new_values(source, results[len(metadata.tokens) :], info, metadata)
         view = _repeat_views(gm.graph, results[start + index], source, new_values)
@@ -118,7 +168,7 @@ def view_inputs(gm: Any) -> None:
 
 
 def _find_views(metadata: Any) -> Iterator[tuple[int, Any]]:
-    """Yield what AOTAutograd knows of results that view a changed input and are not repeated."""
+    """Yield what AOTAutograd knows of results that view an input and are not repeated on it."""
     import torch._functorch.config
 
     repeats = torch._functorch.config.view_replay_for_aliased_outputs
@@ -126,10 +176,8 @@ def _find_views(metadata: Any) -> Iterator[tuple[int, Any]]:
         if info.output_type.name != "alias_of_input":
             continue
         views = info.view_meta_sequence
-        is_repeated = repeats and views is not None
-        if is_repeated and not any(view.has_symbolic_inputs for view in views.sequence):
-            continue
-        if metadata.input_info[info.base_idx].mutates_data:
+        is_repeated = repeats and views is not None and not isinstance(views, ViewOfInput)
+        if not is_repeated or any(view.has_symbolic_inputs for view in views.sequence):
             yield index, info
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from inductor_ext.hooks.upstream_fixes import returned_views
+
 Values = tuple[torch.Tensor, ...]
 
 FIRST = torch.tensor([0])
@@ -99,3 +101,32 @@ def test_inputs_that_share_memory(dynamic: bool) -> None:
             results.append((*values, base))
     for index, (value, reference) in enumerate(zip(results[1], results[0], strict=True)):
         assert torch.equal(value, reference), index
+
+
+@pytest.mark.parametrize("is_copy", [True, False], ids=["copy", "input"])
+def test_the_offset_of_the_input_counts_if_a_copy_is_viewed(is_copy: bool) -> None:
+    source = torch.arange(60.0).reshape(10, 6)[3:8]
+    expected = source[2:].t()
+    viewed = source.clone() if is_copy else source
+    view = returned_views._add_offset(viewed[2:].t(), source)
+    assert torch.equal(view, expected)
+    assert view.data_ptr() == expected.data_ptr()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"triton.cudagraphs": True}], ids=["plain", "cudagraphs"])
+@pytest.mark.parametrize("start", [12, 1], ids=["aligned", "unaligned"])
+def test_views_of_inputs_that_are_copied(options: dict[str, bool], start: int) -> None:
+    """CUDA graphs copy inputs, and kernels read copies of inputs that are not aligned."""
+
+    def program(x: torch.Tensor) -> Values:
+        return x[x.shape[0] // 2 :], x[:, x.shape[1] // 2 :].t(), x * 2
+
+    compiled = torch.compile(program, backend="inductor_ext", dynamic=True, options=options)
+    base = torch.arange(200.0, device="cuda")
+    for rows in (5, 5, 5, 7, 7, 7):
+        x = base[start : start + 6 * rows].view(rows, 6)
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            for value, reference in zip(compiled(x), program(x), strict=True):
+                assert torch.equal(value, reference)
