@@ -63,6 +63,7 @@ __all__ = [
     "UnsupportedCompileModeError",
     "UnsupportedControlFlowError",
     "UnsupportedLevelError",
+    "UnsupportedMutationError",
     "UnsupportedOperatorError",
     "UnsupportedTorchError",
 ]
