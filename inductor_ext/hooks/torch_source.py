@@ -91,7 +91,8 @@ class TorchSource:
         escaped = re.escape(name)
         patterns = (
             rf"^([ \t]*)(?:async )?(?:def|class) {escaped}\b",
-            rf"^([ \t]*){escaped}\s*(?::[^=]+)?=(?!=)",
+            # A keyword argument has no space before the equals sign.
+            rf"^([ \t]*){escaped}(?:\s*:[^=]+)?[ \t]+=(?!=)",
         )
         for pattern in patterns:
             # A definition inside `if` or `try` is indented like its block, and methods are indented

@@ -125,7 +125,9 @@ at the margin
 
 def function(x,
              y):
-    return x
+    return call(
+        renamed=renamed,
+    )
 """
 
 
