@@ -127,6 +127,7 @@ def function(x,
              y):
     return call(
         renamed=renamed,
+        other=x,
     )
 """
 
