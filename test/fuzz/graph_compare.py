@@ -47,7 +47,7 @@ def find_difference(program: Program, actual: Run) -> str:
             continue
         if (value.shape, value.dtype) != (right.shape, right.dtype):
             return f"{name}: {_describe(value)} instead of {_describe(right)}"
-        if _is_equal(value, right) or _is_close(value, right):
+        if torch.equal(value, right) or _is_close(value, right):
             continue
         if right.dtype.is_floating_point or right.dtype.is_complex:
             perturbed = perturbed or run_eager(program, perturbed=True)
@@ -83,10 +83,6 @@ def _describe_difference(value: Tensor, right: Tensor) -> str:
         f"{int(wrong.sum())} of {value.numel()} elements of {_describe(right)} are wrong, "
         f"at {[*first]} {value[first].item()} instead of {right[first].item()}"
     )
-
-
-def _is_equal(value: Tensor, right: Tensor) -> bool:
-    return torch.equal(value, right)
 
 
 def _is_close(value: Tensor, right: Tensor) -> bool:

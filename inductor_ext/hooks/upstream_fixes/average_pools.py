@@ -19,8 +19,8 @@ def install_hooks() -> None:
     import torch
 
     aten = torch.ops.aten
-    lowering_table.register_once(_lower_backward, aten.avg_pool2d_backward.default)
-    lowering_table.register_once(_lower_backward, aten.avg_pool3d_backward.default)
+    operators = aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default
+    lowering_table.register_once(_lower_backward, *operators)
 
 
 def _lower_backward(

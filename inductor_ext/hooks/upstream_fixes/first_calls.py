@@ -65,9 +65,8 @@ def _first_call_class() -> type:
 
     class FirstCall(runtime_wrappers._FirstInvocationContext):
         def __call__(self) -> Any:
-            is_checked = isinstance(
-                mode := super().__call__(), runtime_wrappers._AnalyzeCustomOpInputOutputMode
-            )
-            return Mode() if is_checked else mode
+            mode = super().__call__()
+            is_check = isinstance(mode, runtime_wrappers._AnalyzeCustomOpInputOutputMode)
+            return Mode() if is_check else mode
 
     return FirstCall

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch.fx import Node
+    from torch.fx import Graph, Node
 
 
 def operator_name(node: Node) -> str:
@@ -23,3 +23,27 @@ def keeps_value(source: torch.dtype, target: torch.dtype) -> bool:
         return False
     narrow, wide = torch.finfo(source), torch.finfo(target)
     return wide.eps <= narrow.eps and wide.max >= narrow.max and wide.tiny <= narrow.tiny
+
+
+def find_metadata(graph: Graph) -> Any:
+    """Return AOTAutograd's metadata of a forward graph.
+
+    None if nothing is known, as for backward graphs and exported programs, or if the graph lacks
+    results that the metadata describe.
+    """
+    from torch._guards import TracingContext
+
+    tracing = TracingContext.try_get()
+    metadata = tracing.fw_metadata if tracing is not None else None
+    placeholders = graph.find_nodes(op="placeholder")
+    if metadata is None or any(str(node.target).startswith("tangents") for node in placeholders):
+        return None
+    results = graph.output_node().args[0]
+    count = len(results) if isinstance(results, (list, tuple)) else 1
+    described = len(metadata.output_info) + metadata.num_intermediate_bases
+    return metadata if first_result(metadata) + described <= count else None
+
+
+def first_result(metadata: Any) -> int:
+    """Return the position of the user's first result among those of a forward graph."""
+    return len(metadata.tokens) + int(metadata.num_mutated_inp_runtime_indices)

@@ -173,20 +173,12 @@ def _find_result_kinds(graph: Any) -> tuple[frozenset[int], frozenset[int]]:
     Neither contains tensors that are saved for the backward graph. Both are empty if nothing is
     known, as in backward graphs and exported programs.
     """
-    from torch._guards import TracingContext
+    from inductor_ext.hooks.upstream_fixes import graph_nodes
 
-    nothing: frozenset[int] = frozenset()
-    tracing = TracingContext.try_get()
-    metadata = tracing.fw_metadata if tracing is not None else None
-    placeholders = graph.find_nodes(op="placeholder")
-    if metadata is None or any(str(node.target).startswith("tangents") for node in placeholders):
-        return nothing, nothing
-    start = len(metadata.tokens) + metadata.num_mutated_inp_runtime_indices
-    end = start + len(metadata.output_info)
-    results = graph.output_node().args[0]
-    count = len(results) if isinstance(results, (list, tuple)) else 1
-    if end + metadata.num_intermediate_bases > count:
-        return nothing, nothing
+    metadata = graph_nodes.find_metadata(graph)
+    if metadata is None:
+        return frozenset(), frozenset()
+    start = graph_nodes.first_result(metadata)
     kinds = [info.output_type.name for info in metadata.output_info]
     views = [start + i for i, kind in enumerate(kinds) if kind in ("alias_of_input", "is_input")]
     fresh = [start + i for i, kind in enumerate(kinds) if kind == "non_alias"]

@@ -134,20 +134,17 @@ def view_inputs(gm: Any) -> None:
     Args:
         gm: the functional graph that Inductor compiles.
     """
-    from torch._guards import TracingContext
+    from inductor_ext.hooks.upstream_fixes import graph_nodes
 
-    tracing = TracingContext.try_get()
-    metadata = tracing.fw_metadata if tracing is not None else None
-    if metadata is None or not metadata.num_outputs_aliased or not hasattr(gm, "graph"):
+    metadata = graph_nodes.find_metadata(gm.graph) if hasattr(gm, "graph") else None
+    if metadata is None or not metadata.num_outputs_aliased:
         return
     output = gm.graph.output_node()
-    results = list(output.args[0]) if isinstance(output.args[0], (list, tuple)) else []
     inputs = gm.graph.find_nodes(op="placeholder")[len(metadata.tokens) :]
-    start = len(metadata.tokens) + metadata.num_mutated_inp_runtime_indices
-    end = start + len(metadata.output_info) + metadata.num_intermediate_bases
     # The inputs of tensor subclasses are several tensors each.
-    if end > len(results) or len(inputs) != len(metadata.input_info):
+    if not isinstance(output.args[0], (list, tuple)) or len(inputs) != len(metadata.input_info):
         return
+    results, start = list(output.args[0]), graph_nodes.first_result(metadata)
     # Torch 2.14 has recorded the strides that results must have.
     strides = output.meta.get("original_output_strides", [None] * len(results))
     is_changed = False

@@ -45,7 +45,7 @@ def dequantize(x: torch.Tensor) -> torch.Tensor:
 class Quantized(nn.Module):
     """A linear layer or convolution with a weight of 7 bits, and its input rounded to uint8.
 
-    Sums of products of 8 bits saturate in oneDNN's kernels for CPUs without VNNI.
+    With 8 bits the accumulation of oneDNN's kernels for CPUs without VNNI saturates.
     """
 
     weight: torch.Tensor
