@@ -90,10 +90,10 @@ class Fusion:
 
 
 def is_closed(
-    nodes: Collection[fx.Node], outputs: Collection[fx.Node], inputs: Iterable[fx.Node] = ()
+    nodes: Collection[fx.Node], outputs: Collection[fx.Node], inputs: Iterable[fx.Node]
 ) -> bool:
-    """Whether one call can replace nodes: no value in between is used elsewhere, and no tensor that
-    they read is written in between.
+    """Whether one call can replace nodes: no value in between is used elsewhere or is an argument
+    of the call, and no tensor that they read is written in between.
 
     Args:
         nodes: pure nodes of one graph.

@@ -72,7 +72,7 @@ def find_dequantized_matmuls(graph: fx.Graph, settings: Settings) -> list[Fusion
             fusion = _match_matmul(node)
         except NotCovered:
             continue
-        if is_closed(fusion.nodes, fusion.outputs):
+        if is_closed(fusion.nodes, fusion.outputs, fusion.inputs):
             fusions.append(dataclasses.replace(fusion, nodes=tuple(sorted({*fusion.nodes}))))
     return fusions
 

@@ -161,6 +161,8 @@ class TestBytes:
                 (tensor(N, K, dtype=torch.float8_e4m3fn), ROWS),
             ),
             (lambda x, w, s: F.linear(x, (w.to(BF16) - 3) * s.unsqueeze(-1)), (BYTES, ROWS)),
+            # A is the dequantized tensor, too.
+            (lambda x, w: F.linear(w.to(BF16), w.to(BF16)), (BYTES,)),
         ],
     )
     def test_patterns_that_do_not_match(self, function: Any, inputs: Any) -> None:
