@@ -110,8 +110,6 @@ def _epilogue_constexprs(scales: Sequence[Any], biases: Sequence[Any]) -> dict[s
 
 def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
     """Copy operands that the plan realigns; return the plan for the copies, and the operands."""
-    from torch._inductor.ir import ExternKernel
-
     config = plan.decision.config
     assert isinstance(config, GemmConfig)
     problem, kernel_config = config.of_kernel(plan.problem)
@@ -121,7 +119,7 @@ def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
     copies = [
         operand
         if before == after
-        else ExternKernel.require_exact_strides(operand, _padded_strides(operand, after))
+        else _copy_aligned(operand, _padded_strides(operand, after))
         for operand, before, after in (
             (a, plan.problem.a, problem.a),
             (b, plan.problem.b, problem.b),
@@ -129,6 +127,16 @@ def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
     ]
     decision = dataclasses.replace(plan.decision, config=kernel_config)
     return dataclasses.replace(plan, problem=problem, decision=decision), [*copies, *rest]
+
+
+def _copy_aligned(operand: Any, strides: list[Any]) -> Any:
+    """Return an operand with the given strides and a 16-byte aligned address."""
+    from torch._inductor.ir import ExternKernel, is_unaligned
+    from torch._inductor.lowering import clone
+
+    # This copies nothing if the strides are already these, whatever the address is.
+    copy = ExternKernel.require_exact_strides(operand, strides)
+    return ExternKernel.require_exact_strides(clone(copy), strides) if is_unaligned(copy) else copy
 
 
 def _padded_strides(node: Any, operand: Operand) -> list[Any]:

@@ -30,7 +30,7 @@ from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import TuningRecord
-from inductor_ext.templates.tensors import EpilogueInput
+from inductor_ext.templates.tensors import EpilogueInput, Operand
 from inductor_ext.templates.triton import ranking
 from test.support import cuda_benchmark_backends
 
@@ -113,6 +113,13 @@ def test_the_fallback_counts_as_correct(problem: GemmProblem) -> None:
         wrong[0] = wrong[0].clone()
         wrong[0].view(torch.uint8)[..., -1, -1] ^= 0x55
         assert verifier.check(lambda: wrong) is not None
+
+
+def test_operands_at_unaligned_addresses() -> None:
+    unaligned = [Operand("float16", strides, 1) for strides in ((2048, 1), (1, 2048))]
+    problem = GemmProblem("mm", 2048, 2048, 2048, *unaligned, "float16")
+    timings = tune(problem)[problem].timings
+    assert [timing.failure for timing in timings] == [None] * len(timings)
 
 
 def test_slow_and_uncapturable_kernels_are_timed() -> None:

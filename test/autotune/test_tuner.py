@@ -35,6 +35,7 @@ from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem, KernelDetails
 from inductor_ext.templates.records import ProductRecord, TuningRecord
+from inductor_ext.templates.tensors import Operand
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import benchmark_backends, fake_cuda
 from test.support.benchmark_backends import STOCK, CpuBench, candidate
@@ -389,6 +390,25 @@ class TestVariants:
         ):
             inductor_benchmark.generate_code(inductor_benchmark.trace_program(problem, "cuda:0"))
         assert problem in met
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
+    def test_inputs_at_unaligned_addresses_are_copied_for_wide_loads(self) -> None:
+        pytest.importorskip("triton")
+        unaligned = [Operand("float16", strides, 1) for strides in ((64, 1), (1, 64))]
+        problem = GemmProblem("mm", 64, 64, 64, *unaligned, "float16")
+        wide = GemmConfig("persistent_tma", 64, 16, 16, 2, 4, tma=True, align_operands="copy")
+        compile_fx.install_hooks(activate.requested)
+        with (
+            fake_cuda.device(),
+            scope.compile_scope(config.snapshot()),
+            decide.force_config(lambda _: wide),
+            inductor_benchmark.restore_counters(),
+        ):
+            code, _ = inductor_benchmark.generate_code(
+                inductor_benchmark.trace_program(problem, "cuda:0")
+            )
+        assert len(re.findall(r"triton_poi_\w+\.run\(", code)) == 2
+        assert "def triton_gemm_persistent_tma_" in code
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
     def test_models_use_the_kernel_that_was_tuned(self) -> None:

@@ -120,6 +120,7 @@ CASES: dict[str, tuple[GemmConfig, Callable[..., Tensor], list[Shape]]] = {
     "one of two": (TILE, torch.mm, [(19, 40), (40, 23)]),
     "a bias": (SPLIT, torch.addmm, [(23,), (19, 37), (37, 23)]),
     "a batch": (BATCHED, torch.bmm, [(3, 67, 37), (3, 37, 23)]),
+    "an address": (TMA, lambda x, w: x.narrow(0, 1, 67 * 40).view(67, 40) @ w, [(2681,), (40, 24)]),
     "an offset": (TILE, lambda x, w: x.narrow(0, 1, 19).narrow(1, 1, 40) @ w, [(20, 41), (40, 24)]),
 }
 
@@ -159,7 +160,7 @@ def test_only_unaligned_operands_are_copied(
     name: str, modules: dict[str, fake_cuda.Lowered]
 ) -> None:
     names = list(modules[name].kernels())
-    copies = {"one of two": 1, "an offset": 1}.get(name, 2)
+    copies = {"one of two": 1, "an address": 1, "an offset": 1}.get(name, 2)
     sums = CASES[name][0].split_k > 1
     assert sum(name.startswith("triton_poi") for name in names) == copies + sums
     assert sum(name.startswith("triton_tem") for name in names) == 1
