@@ -13,6 +13,7 @@ import copy
 import dataclasses
 import enum
 import json
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,9 @@ COMPILE_MODES: dict[str, dict[str, Any]] = {"default": {}, "max-autotune": {"max
 
 Build = tuple[str, str]
 """A way and a mode."""
+
+DEVICE_IS_LOST = 70
+"""Exit code of a worker after a CUDA error, such as a misaligned address."""
 
 
 class Verdict(str, enum.Enum):
@@ -357,7 +361,8 @@ class Judge:
         self.announce(build, _backend(way))
         try:
             outcomes = run_build(programs, _route(build), _backend(way))
-        except Exception:
+        except Exception as error:
+            _leave_if_device_is_lost(reason(error))
             middle = len(programs) // 2
             return self._judge(programs[:middle], build) + self._judge(programs[middle:], build)
         results = []
@@ -385,11 +390,23 @@ class Judge:
         if ours is None:
             self.announce(build, _backend(way))
             ours = run_alone(program, _route(build), _backend(way))
+            _leave_if_device_is_lost(ours.why)
         if ours.verdict not in _TOO or way == "stock":
             return Result(program.seed, way, mode, ours.verdict, ours.why)
         self.announce(build, "inductor", ours)
         stock = run_alone(program, build, "inductor")
+        _leave_if_device_is_lost(stock.why)
         return Result(program.seed, way, mode, *verdict_of(ours, stock))
+
+
+def _leave_if_device_is_lost(why: str) -> None:
+    """End the process after an error that each later call would return, too.
+
+    The worker's owner then takes it for a crash: it is attributed to one program and backend.
+    """
+    if "CUDA error: " in why:
+        print(why, flush=True)
+        os._exit(DEVICE_IS_LOST)
 
 
 def _backend(way: str) -> str:

@@ -249,6 +249,22 @@ def test_kernels_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestCrashes:
+    @pytest.mark.parametrize(
+        ("text", "code"),
+        [("CUDA error: misaligned address", graph_judge.DEVICE_IS_LOST), ("no kernel", None)],
+    )
+    def test_a_lost_device_ends_the_process(
+        self, monkeypatch: pytest.MonkeyPatch, text: str, code: int | None
+    ) -> None:
+        def fail(*_: Any) -> Any:
+            raise RuntimeError(text)
+
+        codes = []
+        monkeypatch.setattr(graph_judge, "run_build", fail)
+        monkeypatch.setattr(graph_judge.os, "_exit", codes.append)
+        graph_judge.Judge([PROGRAM], lambda _: None).judge(("stock", "default"))
+        assert codes == ([] if code is None else [code])
+
     BUILDS: tuple[Build, ...] = (("compile", "default"), ("package", "default"))
 
     def _stages(self, judge: Any) -> list[str]:
