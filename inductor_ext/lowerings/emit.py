@@ -117,9 +117,7 @@ def _realign(plan: Plan, operands: Sequence[Any]) -> tuple[Plan, Sequence[Any]]:
         return plan, operands
     a, b, *rest = operands
     copies = [
-        operand
-        if before == after
-        else _copy_aligned(operand, _padded_strides(operand, after))
+        operand if before == after else _copy_aligned(operand, _padded_strides(operand, after))
         for operand, before, after in (
             (a, plan.problem.a, problem.a),
             (b, plan.problem.b, problem.b),

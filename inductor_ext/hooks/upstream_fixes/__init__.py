@@ -14,6 +14,7 @@ from inductor_ext.hooks.upstream_fixes import (
     average_pools,
     control_flow,
     cpu_dtypes,
+    cpu_loads,
     cpu_reductions,
     empty_reductions,
     exported_programs,
@@ -27,6 +28,7 @@ from inductor_ext.hooks.upstream_fixes import (
     mutation,
     operator_views,
     returned_views,
+    scatter_atomics,
     selected_values,
 )
 
@@ -34,6 +36,7 @@ _MODULES = (
     exported_programs,
     control_flow,
     cpu_dtypes,
+    cpu_loads,
     cpu_reductions,
     empty_reductions,
     any_reductions,
@@ -49,6 +52,7 @@ _MODULES = (
     first_calls,
     operator_views,
     returned_views,
+    scatter_atomics,
     selected_values,
 )
 

@@ -1,9 +1,13 @@
-"""Fix for custom operators that overwrite a view of another dtype, such as `x.real`.
+"""Fixes for custom operators that overwrite a view of another dtype, such as `x.real`.
 
 AOTAutograd replaces the call of an operator that mutates a view by one that gets the base of the
 view and the view's sizes and strides. If the base has another dtype, the call mutates other
 elements than the program does, or memory behind the base. Here such an operand is copied, and the
 operator's values are written back through the view.
+
+Inductor computes a view of another dtype in the kernels that read it, unless its base is in memory
+when the view is created. An operator then writes into a copy, which Inductor cannot write back.
+Here the base is computed first.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inductor_ext import exc
-from inductor_ext.hooks import context, registry
+from inductor_ext.hooks import context, lowering_table, registry
 from inductor_ext.hooks.registry import Hook
 
 _FUNCTIONALIZE = "torch._higher_order_ops.auto_functionalize"
@@ -35,8 +39,11 @@ HOOKS = (
 
 
 def install_hooks() -> None:
-    """Install the dispatcher, once per process."""
+    """Install the dispatcher and register the lowering, once per process."""
+    import torch
+
     registry.install(HOOKS, {"operands_of_another_dtype": _dispatch_functionalize})
+    lowering_table.register_once(_lower_view, torch.ops.aten.view.dtype)
 
 
 def _dispatch_functionalize(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -144,3 +151,37 @@ def _replace_results(op: Any, args: Any, kwargs: Any, results: Any) -> Any:
         return results
     operands = _mutated_operands(op, args, kwargs)
     return tuple(operands) if isinstance(results, tuple) else operands[0]
+
+
+def _lower_view(stock: Callable[..., Any], x: Any, dtype: Any) -> Any:
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    if _is_written(V.graph.current_node):
+        x = ir.TensorBox(ir.ExternKernel.realize_input(x))
+    return stock(x, dtype)
+
+
+def _is_written(view: Any) -> bool:
+    """Whether an operator or a user's Triton kernel may write into a view of a graph."""
+    import torch
+
+    pending = [view]
+    while pending:
+        node = pending.pop()
+        for user in node.users:
+            if not isinstance(user.target, torch._ops.OpOverload):
+                if isinstance(user.target, torch._ops.HigherOrderOperator):
+                    return True
+                continue
+            if user.target.is_view:
+                pending.append(user)
+            if any(operand is node for operand in _written_nodes(user)):
+                return True
+    return False
+
+
+def _written_nodes(call: Any) -> list[Any]:
+    import torch
+
+    return torch.utils._pytree.tree_leaves(_mutated_operands(call.target, call.args, call.kwargs))

@@ -100,3 +100,23 @@ def test_operands_that_overlap_are_refused(program) -> None:  # type: ignore[no-
     assert isinstance(error, exc.UnsupportedMutationError)
     assert "flip_into" in str(error)
     assert "clone of the view" in str(error)
+
+
+def test_views_of_computed_tensors() -> None:
+    def program(x, y):  # type: ignore[no-untyped-def]
+        view = x.view(torch.int8)
+        view[0] = 1
+        flip_into(x.clone(), x)
+        doubled = (y * 2).view(torch.int32)[1:]
+        total = doubled.sum()
+        increment(doubled.t())
+        return view, doubled, total
+
+    compiled = torch.compile(program, backend="inductor_ext", fullgraph=True)
+    actual_inputs, expected_inputs = (
+        (torch.arange(5, dtype=torch.uint8), torch.arange(12.0).view(3, 4)) for _ in range(2)
+    )
+    actual = [*compiled(*actual_inputs), *actual_inputs]
+    expected = [*program(*expected_inputs), *expected_inputs]
+    for value, reference in zip(actual, expected, strict=True):
+        assert value.equal(reference)

@@ -1,0 +1,64 @@
+"""Fix for sums by index in dtypes that Triton's atomic operations do not have.
+
+`index_add`, `scatter_add` and `index_put` with `accumulate=True` are lowered to `tl.atomic_add`, which
+has no integers of 8 and 16 bits: the kernel does not compile. Here torch's operator is called, as
+Inductor does for the dtypes that it knows to be missing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from inductor_ext.hooks import context, registry
+from inductor_ext.hooks.registry import Hook
+
+_OWNER = "hooks.upstream_fixes.scatter_atomics"
+_WHY = "Small integers count as dtypes that `tl.atomic_add` has. The kernel does not compile."
+
+HOOKS = (
+    Hook(
+        "scatter_atomics",
+        "replaced",
+        ("torch._inductor.utils.needs_fallback_due_to_atomic_add_limitations",),
+        _OWNER,
+        _WHY,
+        parameters=("dtype",),
+        relies_on=("torch._inductor.utils.use_scatter_fallback",),
+    ),
+    Hook(
+        "index_put_atomics",
+        "replaced",
+        ("torch._inductor.lowering.needs_fallback_due_to_atomic_add_limitations",),
+        _OWNER,
+        f"{_WHY} The function is imported by name.",
+        parameters=("dtype",),
+        relies_on=("torch._inductor.lowering.index_put_impl_",),
+    ),
+)
+
+
+def install_hooks() -> None:
+    """Install the dispatchers, once per process."""
+    registry.install(HOOKS, {hook.name: _dispatch_limitations for hook in HOOKS})
+
+
+def _dispatch_limitations(stock: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    @functools.wraps(stock)
+    def needs_fallback_due_to_atomic_add_limitations(dtype: Any) -> bool:
+        if context.settings() is not None and not dtype.is_floating_point:
+            return stock(dtype) or (dtype.itemsize < 4 and _is_lowered_for_gpu())
+        return stock(dtype)
+
+    return needs_fallback_due_to_atomic_add_limitations
+
+
+def _is_lowered_for_gpu() -> bool:
+    """Whether the call that is lowered returns a tensor on a GPU."""
+    from torch._inductor.utils import is_gpu
+    from torch._inductor.virtualized import V
+
+    node = getattr(V.graph, "current_node", None)
+    value = None if node is None else node.meta.get("val")
+    return value is not None and is_gpu(value.device.type)
