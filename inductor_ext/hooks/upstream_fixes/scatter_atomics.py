@@ -1,6 +1,6 @@
 """Fix for sums by index in dtypes that Triton's atomic operations do not have.
 
-`index_add`, `scatter_add` and `index_put` with `accumulate=True` become `tl.atomic_add`, which has no
+`index_add`, `scatter_add` and accumulating `index_put` become `tl.atomic_add`, which has no
 integers of 8 and 16 bits: the kernel does not compile. Here torch's operator is called, as Inductor
 does for the dtypes that it knows to be missing.
 """
