@@ -22,6 +22,11 @@ def _increment(x: torch.Tensor) -> None:
     x.add_(1)
 
 
+def _increment_all(xs: list[torch.Tensor]) -> None:
+    for x in xs:
+        x.add_(1)
+
+
 for _name, _schema, _function in (
     ("flip_into", "(Tensor src, Tensor(a!) dst) -> ()", _flip_into),
     ("flip_into_both", "(Tensor src, Tensor(a!)[] outs) -> ()", _flip_into_both),
@@ -30,6 +35,11 @@ for _name, _schema, _function in (
     _LIBRARY.define(_name + _schema)
     _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
 
+_LIBRARY.define("increment_all(Tensor(a!)[] xs) -> ()", tags=(torch.Tag.needs_exact_strides,))
+_LIBRARY.impl("increment_all", _increment_all, "CompositeExplicitAutograd")
+
 flip_into = torch.ops.inductor_ext_mutation_test.flip_into.default
 flip_into_both = torch.ops.inductor_ext_mutation_test.flip_into_both.default
 increment = torch.ops.inductor_ext_mutation_test.increment.default
+increment_all = torch.ops.inductor_ext_mutation_test.increment_all.default
+"""Gets operands with the strides of eager mode."""

@@ -57,8 +57,9 @@ HOOKS = (
         "replaced",
         ("torch._inductor.lowering.mutate_to",),
         _OWNER,
-        "A buffer of the graph that is written gets new memory here, also if it is a view of an "
-        "input: the input keeps its value.",
+        "A buffer of the graph that is written gets new memory here. If it is a view of an input, "
+        "the input keeps its value. If operators read it by a view, they read the new memory with "
+        "the strides of the old one.",
         parameters=("changed", "val"),
         relies_on=(
             "torch._inductor.ir.MutationLayoutSHOULDREMOVE.realize_into",
@@ -166,7 +167,9 @@ def _dispatch_mark_mutated(stock: Callable[..., None]) -> Callable[..., None]:
 def _dispatch_mutate_to(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def mutate_to(changed: Any, val: Any, *args: Any, **kwargs: Any) -> Any:
-        if context.settings() is None or not _is_view_of_memory(changed):
+        if context.settings() is None or not (
+            _is_view_of_memory(changed) or _has_views_by_other_strides(changed, val)
+        ):
             return stock(changed, val, *args, **kwargs)
         from torch._inductor import ir
 
@@ -185,6 +188,35 @@ def _is_view_of_memory(box: Any) -> bool:
         return False
     buffer = storage.data
     return isinstance(buffer, ir.Buffer) and bool(buffer.get_inputs_that_alias_output())
+
+
+def _has_views_by_other_strides(box: Any, new: Any) -> bool:
+    """Whether there are views of a buffer, and its new memory would have other strides."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    storage, new_storage = (b.data if isinstance(b, ir.TensorBox) else b for b in (box, new))
+    if not (ir.is_storage_and_layout(storage) and ir.is_storage_and_layout(new_storage)):
+        return False
+    if not isinstance(storage, ir.StorageBox) or storage.get_stride() == new_storage.get_stride():
+        return False
+    read = (value for operation in V.graph.operations for value in _inputs(operation))
+    return any(
+        isinstance(view, ir.ReinterpretView) and view.data is storage
+        for view in (*read, *map(_data, V.graph.env.values()))
+    )
+
+
+def _inputs(operation: Any) -> Iterable[Any]:
+    from torch.utils import _pytree
+
+    return _pytree.tree_leaves(getattr(operation, "inputs", ()))
+
+
+def _data(value: Any) -> Any:
+    from torch._inductor import ir
+
+    return value.data if isinstance(value, ir.TensorBox) else value
 
 
 def _find_names(graph: Any, name: str) -> set[str]:

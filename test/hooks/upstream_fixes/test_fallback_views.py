@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import inductor_ext
-from test.support.mutating_operators import flip_into, increment
+from test.support.mutating_operators import flip_into, increment, increment_all
 
 Program = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -180,3 +180,26 @@ def test_packages_keep_the_order_of_views_and_writes(tmp_path: Path) -> None:
         actual = [*package(actual_input), actual_input]
         for value, reference in zip(actual, [*model(expected_input), expected_input], strict=True):
             torch.testing.assert_close(value, reference)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("cpp_wrapper", [False, True], ids=["python", "cpp_wrapper"])
+def test_views_of_a_buffer_whose_new_memory_has_other_strides(
+    dynamic: bool, cpp_wrapper: bool
+) -> None:
+    def program(x, w):  # type: ignore[no-untyped-def]
+        x.copy_(torch.select_scatter(x, x[-1].clone(), 0, 0))
+        before = torch.mm(x[1:], w)
+        rows, other = x[1:], x + 1
+        # The operator gets a copy of x with the strides of the input.
+        increment_all([x, other])
+        return before, other, torch.mm(rows, w), x.sort(0)[0]
+
+    options = {"cpp_wrapper": cpp_wrapper}
+    compiled = torch.compile(program, backend="inductor_ext", dynamic=dynamic, options=options)
+    w = torch.randn(4, 4)
+    actual_input, expected_input = (torch.arange(48.0).view(6, 8)[:, ::2] for _ in range(2))
+    actual = [*compiled(actual_input, w), actual_input]
+    expected = [*program(expected_input, w), expected_input]
+    for value, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(value, reference)
