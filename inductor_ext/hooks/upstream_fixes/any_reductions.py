@@ -1,4 +1,4 @@
-"""Fixes for `any`, and for `all`, which is computed by `any`."""
+"""Fixes for `any`, for `all`, which is computed by `any`, and for sums and products of Booleans."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def install_hooks() -> None:
     """Register the lowerings, once per process."""
     import torch
 
-    overloads = torch.ops.aten.any
-    lowering_table.register_once(_lower_any, overloads.default, overloads.dim, overloads.dims)
+    aten = torch.ops.aten
+    lowering_table.register_once(_lower_any, aten.any.default, aten.any.dim, aten.any.dims)
+    lowering_table.register_once(_lower_sum, aten.sum.default, aten.sum.dim_IntList)
+    lowering_table.register_once(_lower_prod, aten.prod.default, aten.prod.dim_int)
 
 
 def _lower_any(stock: Callable[..., Any], x: Any, dim: Any = None, keepdim: bool = False) -> Any:
@@ -35,3 +37,31 @@ def _lower_any(stock: Callable[..., Any], x: Any, dim: Any = None, keepdim: bool
     else:
         result = stock(x, dim, keepdim)
     return to_dtype(result, torch.uint8) if x.get_dtype() == torch.uint8 else result
+
+
+def _lower_sum(
+    stock: Callable[..., Any], x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Lower a sum; with `dtype=torch.bool` it is whether any element is true.
+
+    Inductor adds Booleans: modulo 2 in Triton kernels, and C++ kernels do not compile.
+    """
+    import torch
+    from torch._inductor import lowering
+
+    if dtype != torch.bool:
+        return stock(x, dim, keepdim, dtype=dtype)
+    # An empty list of dimensions means all of them.
+    return lowering.reduce_any(x, None if dim in ([], ()) else dim, keepdim)
+
+
+def _lower_prod(
+    stock: Callable[..., Any], x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Lower a product; with `dtype=torch.bool` it is whether all elements are true."""
+    import torch
+    from torch._inductor import lowering
+
+    if dtype != torch.bool:
+        return stock(x, dim, keepdim, dtype=dtype)
+    return lowering.logical_not(lowering.reduce_any(lowering.logical_not(x), dim, keepdim))

@@ -40,6 +40,16 @@ HOOKS = (
         upstream="178964",
     ),
     Hook(
+        "repeated_results",
+        "replaced",
+        ("torch._inductor.codegen.cpp.CppVecKernel.store_reduction",),
+        "hooks.upstream_fixes.cpu_reductions",
+        "A kernel that stores the result of a reduction in float16 or bfloat16 twice declares the "
+        "converted value twice.",
+        parameters=("name", "index", "value"),
+        relies_on=("torch._inductor.codegen.common.DeferredLine",),
+    ),
+    Hook(
         "tail_suffix",
         "replaced",
         ("torch._inductor.codegen.cpp.CppKernelProxy.aggregate_reduction_buffers",),
@@ -59,6 +69,7 @@ def install_hooks() -> None:
         {
             "vector_reduction": _dispatch_reduction,
             "vector_combination": _dispatch_combination,
+            "repeated_results": _dispatch_store_reduction,
             "tail_suffix": _dispatch_tail_suffix,
         },
     )
@@ -84,10 +95,6 @@ def _dispatch_reduction(stock: Callable[..., Any]) -> Callable[..., Any]:
     return reduction
 
 
-_BOOL_REDUCTIONS = {"max": "any", "sum": "any", "prod": "min"}
-"""Reductions of bool, and others with the same result that Inductor generates code for."""
-
-
 def _legalize_bool(src_dtype: Any, reduction_type: str, value: Any) -> tuple[Any, str, Any]:
     """Return dtype, type and operand for which Inductor generates correct code.
 
@@ -109,7 +116,8 @@ def _legalize_bool(src_dtype: Any, reduction_type: str, value: Any) -> tuple[Any
         mask.dtype, mask.is_vec = torch.bool, True
         mask.dependent_itervars = value.dependent_itervars
         value = mask
-    return src_dtype, _BOOL_REDUCTIONS.get(reduction_type, reduction_type), value
+    # Inductor generates no code for the maximum.
+    return src_dtype, "any" if reduction_type == "max" else reduction_type, value
 
 
 def _dispatch_combination(stock: Callable[..., str]) -> Callable[..., str]:
@@ -174,6 +182,23 @@ def _reduce_active_lanes(kernel: Any, reduction_type: str, dtype: Any) -> str:
         combined = cpp.reduction_combine(reduction_type, accumulator, "values[lane]")
     loop = f"for (int lane = 0; lane < {kernel.tiling_factor}; lane++)"
     return f"{{ {load} {loop} {accumulator} = {combined}; }}"
+
+
+def _dispatch_store_reduction(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def store_reduction(self: Any, name: str, index: Any, value: Any) -> None:
+        lines = self.reduction_suffix._lines
+        line_count = len(lines)
+        stock(self, name, index, value)
+        if context.settings() is None or len(lines) <= line_count + 1:
+            return
+        from torch._inductor.codegen.common import DeferredLine
+
+        # The lines are dropped together if nothing reads the buffer.
+        lines.insert(line_count, DeferredLine(name, "{"))
+        lines.append(DeferredLine(name, "}"))
+
+    return store_reduction
 
 
 def _dispatch_tail_suffix(stock: Callable[..., Any]) -> Callable[..., Any]:

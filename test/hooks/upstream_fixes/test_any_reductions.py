@@ -1,7 +1,8 @@
-"""`any` and `all`: dtype of the result, and an empty list of dimensions."""
+"""`any` and `all`, and sums and products of Booleans."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 
@@ -23,3 +24,36 @@ def test_dtype_and_shape_are_those_of_eager_mode() -> None:
     for index, (result, value) in enumerate(zip(results, model(*inputs), strict=True)):
         assert result.dtype == value.dtype, index
         assert torch.equal(result, value), index
+
+
+def _sums_of_booleans(*inputs: torch.Tensor) -> list[torch.Tensor]:
+    results = []
+    for x in inputs:
+        for value in x, x != x[:1]:
+            results += [value.sum(dtype=torch.bool), value.sum(0, dtype=torch.bool)]
+            results += [value.sum((0, 1), keepdim=True, dtype=torch.bool)]
+            results += [value.sum([], dtype=torch.bool), value.sum(-1, True, dtype=torch.bool)]
+            results += [value.prod(dtype=torch.bool)]
+            results += [value.prod(0, dtype=torch.bool), value.prod(-1, True, dtype=torch.bool)]
+    return results
+
+
+def _compare_sums(device: str) -> None:
+    torch.manual_seed(0)
+    # Few rows are added without a loop.
+    shapes = (3, 17), (2, 40), (130, 9), (1030, 2)
+    numbers = [torch.randint(-1, 2, shape, device=device) for shape in shapes]
+    inputs = [*(x.bool() for x in numbers), numbers[0].float() / 4, numbers[2].to(torch.int8)]
+    results = torch.compile(_sums_of_booleans, backend="inductor_ext", fullgraph=True)(*inputs)
+    for index, (result, value) in enumerate(zip(results, _sums_of_booleans(*inputs), strict=True)):
+        assert result.dtype == value.dtype, index
+        assert torch.equal(result, value), index
+
+
+def test_sums_and_products_of_booleans() -> None:
+    _compare_sums("cpu")
+
+
+@pytest.mark.gpu
+def test_sums_and_products_of_booleans_on_a_gpu() -> None:
+    _compare_sums("cuda")

@@ -116,3 +116,24 @@ def test_tails_of_tiled_loops_around_a_reduction_store_their_own_elements() -> N
     for rest in (2, 3):
         store = rf"tmp_acc\d+_vec\.store\([^;]*static_cast<int64_t>\({rest}L\)\)"
         assert re.search(store, code)
+
+
+def test_results_in_half_precision_that_are_stored_twice() -> None:
+    def program(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        results = []
+        for x in inputs:
+            results += [x.amax(0), x.amax(0) * 2, x.amax(0, keepdim=True) + x]
+            results += [(x * 2).nansum(1), (x * 2).nanmean(1), x.sum(-2), x.sum(-2, True).clone()]
+            results += [(x > 0).any(0), (x > 0).any(0, keepdim=True) & (x > 1)]
+        return results
+
+    torch.manual_seed(0)
+    shapes = (33, 40), (40, 5), (3, 33, 19)
+    inputs = [
+        torch.randn(shape).to(dtype) for shape in shapes for dtype in (torch.half, torch.bfloat16)
+    ]
+    inputs += [x.mT for x in inputs]
+    compiled = torch.compile(program, backend="inductor_ext", fullgraph=True)
+    for actual, expected in zip(compiled(*inputs), program(*inputs), strict=True):
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=1e-2, atol=1e-2)
