@@ -182,8 +182,9 @@ def test_packages_keep_the_order_of_views_and_writes(tmp_path: Path) -> None:
             torch.testing.assert_close(value, reference)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("cpp_wrapper", [False, True], ids=["python", "cpp_wrapper"])
+@pytest.mark.parametrize(
+    ("dynamic", "cpp_wrapper"), [(False, False), (True, True)], ids=["static", "dynamic in C++"]
+)
 def test_views_of_a_buffer_whose_new_memory_has_other_strides(
     dynamic: bool, cpp_wrapper: bool
 ) -> None:
