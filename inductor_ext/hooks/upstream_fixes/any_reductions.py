@@ -1,4 +1,4 @@
-"""Fixes for `any`, for `all`, which is computed by `any`, and for sums and products of Booleans."""
+"""Fixes for `any`, for `all`, which is computed by `any`, and for `sum` and `prod` of Booleans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _lower_any(stock: Callable[..., Any], x: Any, dim: Any = None, keepdim: bool
 def _lower_sum(
     stock: Callable[..., Any], x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Lower a sum; with `dtype=torch.bool` it is whether any element is true.
+    """Lower `sum`; with `dtype=torch.bool` it is whether any element is true.
 
     Inductor adds Booleans: modulo 2 in Triton kernels, and C++ kernels do not compile.
     """
@@ -58,7 +58,7 @@ def _lower_sum(
 def _lower_prod(
     stock: Callable[..., Any], x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Lower a product; with `dtype=torch.bool` it is whether all elements are true."""
+    """Lower `prod`; with `dtype=torch.bool` it is whether all elements are true."""
     import torch
     from torch._inductor import lowering
 

@@ -183,7 +183,7 @@ def _is_view_of_memory(box: Any) -> bool:
     """Return whether a value is a buffer that shares memory with another one."""
     from torch._inductor import ir
 
-    storage = box.data if isinstance(box, ir.TensorBox) else box
+    storage = _unbox(box)
     if not isinstance(storage, ir.StorageBox):
         return False
     buffer = storage.data
@@ -195,7 +195,7 @@ def _has_views_by_other_strides(box: Any, new: Any) -> bool:
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
-    storage, new_storage = (b.data if isinstance(b, ir.TensorBox) else b for b in (box, new))
+    storage, new_storage = _unbox(box), _unbox(new)
     if not (ir.is_storage_and_layout(storage) and ir.is_storage_and_layout(new_storage)):
         return False
     if not isinstance(storage, ir.StorageBox) or storage.get_stride() == new_storage.get_stride():
@@ -203,7 +203,7 @@ def _has_views_by_other_strides(box: Any, new: Any) -> bool:
     read = (value for operation in V.graph.operations for value in _inputs(operation))
     return any(
         isinstance(view, ir.ReinterpretView) and view.data is storage
-        for view in (*read, *map(_data, V.graph.env.values()))
+        for view in (*read, *map(_unbox, V.graph.env.values()))
     )
 
 
@@ -213,7 +213,8 @@ def _inputs(operation: Any) -> Iterable[Any]:
     return _pytree.tree_leaves(getattr(operation, "inputs", ()))
 
 
-def _data(value: Any) -> Any:
+def _unbox(value: Any) -> Any:
+    """Return the content of a TensorBox, and any other value as it is."""
     from torch._inductor import ir
 
     return value.data if isinstance(value, ir.TensorBox) else value

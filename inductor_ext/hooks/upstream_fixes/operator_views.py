@@ -170,18 +170,14 @@ def _is_written(view: Any) -> bool:
     while pending:
         node = pending.pop()
         for user in node.users:
-            if not isinstance(user.target, torch._ops.OpOverload):
-                if isinstance(user.target, torch._ops.HigherOrderOperator):
-                    return True
-                continue
-            if user.target.is_view:
-                pending.append(user)
-            if any(operand is node for operand in _written_nodes(user)):
+            target = user.target
+            if isinstance(target, torch._ops.HigherOrderOperator):
                 return True
+            if not isinstance(target, torch._ops.OpOverload):
+                continue
+            written = _mutated_operands(target, user.args, user.kwargs)
+            if node in torch.utils._pytree.tree_leaves(written):
+                return True
+            if target.is_view:
+                pending.append(user)
     return False
-
-
-def _written_nodes(call: Any) -> list[Any]:
-    import torch
-
-    return torch.utils._pytree.tree_leaves(_mutated_operands(call.target, call.args, call.kwargs))

@@ -1,4 +1,4 @@
-"""`any` and `all`, and sums and products of Booleans."""
+"""`any` and `all`, and `sum` and `prod` of Booleans."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def _compare_sums(device: str) -> None:
         assert torch.equal(result, value), index
 
 
-def test_sums_and_products_of_booleans() -> None:
+def test_sum_and_prod_of_booleans() -> None:
     _compare_sums("cpu")
 
 
 @pytest.mark.gpu
-def test_sums_and_products_of_booleans_on_a_gpu() -> None:
+def test_sum_and_prod_of_booleans_on_a_gpu() -> None:
     _compare_sums("cuda")
