@@ -19,6 +19,12 @@ pytest.register_assert_rewrite("test.support")
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _SMOKE = Path(__file__).with_name("smoke.txt")
+_TORCH_CONFIGS = (
+    "torch._dynamo.config",
+    "torch._functorch.config",
+    "torch._inductor.config",
+    "torch.fx.experimental._config",
+)
 _made_cache = pytest.StashKey[str]()
 
 # Set when this file is imported, before conftest.py files of subfolders import torch, which sets
@@ -121,12 +127,18 @@ def _group(item: pytest.Item, file: str) -> str | None:
 
 @pytest.fixture(autouse=True)
 def isolated() -> Iterator[None]:
-    """Start and end each test without compiled code in dynamo and without an activation."""
+    """Start and end each test without compiled code in dynamo, without an activation, and with
+    the same settings of torch.
+    """
     _reset_dynamo()
+    settings = _torch_settings()
     with _untraced():
         yield
     _reset_dynamo()
     _free_cached_memory()
+    for name, after in _torch_settings().items():
+        changed = {k for k, v in settings.get(name, after).items() if after[k] != v}
+        assert not changed, f"the test leaves settings of {name} changed: {sorted(changed)}"
     if "inductor_ext.hooks.activate" in sys.modules:
         from inductor_ext.hooks import activate, context
 
@@ -134,6 +146,12 @@ def isolated() -> Iterator[None]:
         activate.uninstall()
         assert requested is None, f"the test leaves an activation behind: {requested}"
         assert current is None, f"the test leaves a compile's scope behind: {current}"
+
+
+def _torch_settings() -> dict[str, dict[str, object]]:
+    """The values of the config modules of torch that are imported."""
+    modules = {name: sys.modules.get(name) for name in _TORCH_CONFIGS}
+    return {name: m.get_config_copy() for name, m in modules.items() if m is not None}
 
 
 def _free_cached_memory() -> None:
