@@ -38,8 +38,15 @@ from test.fuzz.workers import Announce
 WAYS = ("stock", "compile", "cpp_wrapper", "package")
 """How programs are compiled: "stock" is Inductor (default) by torch.compile, the others ours."""
 
-COMPILE_MODES: dict[str, dict[str, Any]] = {"default": {}, "max-autotune": {"max_autotune": True}}
-"""Options by mode. CUDA graphs stay off: they reuse a result's memory in the next call."""
+COMPILE_MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "max-autotune": {"max_autotune": True},
+    "freezing": {"freezing": True},
+    "arenas": {"memory_arenas": "always"},
+    "scalar": {"cpp.simdlen": 0},
+}
+"""Options by mode; Inductor (default) gets those that are its own. CUDA graphs stay off: they reuse
+a result's memory in the next call."""
 
 Build = tuple[str, str]
 """A way and a mode."""
@@ -170,7 +177,8 @@ def _compile(
         folder: for packages.
     """
     way, mode = build
-    options = dict(COMPILE_MODES[mode])
+    settings = inductor_ext.config.get_config_copy() if backend == "inductor" else {}
+    options = {k: v for k, v in COMPILE_MODES[mode].items() if k not in settings}
     if way == "package":
         function, programs = _package(batch, programs, options, backend, folder)
         return function, None, programs
