@@ -13,10 +13,12 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.codegen import fallback_arguments as arguments
 
+_CHECK = "AOTI_TORCH_ERROR_CODE_CHECK"
 _TYPES = {
     "TensorType": "c10::TensorType::get()",
     "IntType": "c10::IntType::get()",
@@ -177,6 +179,39 @@ class FallbackCalls:
             kernel, args, device, **options
         )
         self.replaced_lines = {}
+
+    def _generate_scatter_fallback(
+        self: Any, output: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> None:
+        with self._checked_calls("scatter_reduce_", [str(value) for value in inputs]):
+            super()._generate_scatter_fallback(output, inputs, *args, **kwargs)  # type: ignore[misc]
+
+    def _generate_index_put_fallback(
+        self: Any, kernel: str, x: str, indices: Sequence[str], values: str, accumulate: str
+    ) -> None:
+        with self._checked_calls("index_put_", [x, *indices, values, accumulate]):
+            super()._generate_index_put_fallback(  # type: ignore[misc]
+                kernel, x, indices, values, accumulate
+            )
+
+    @contextlib.contextmanager
+    def _checked_calls(self: Any, name: str, args: Sequence[str]) -> Iterator[None]:
+        """Check what the C shims return that the wrapper calls; see `_reporting_call`.
+
+        Until torch 2.13 the result is ignored: with an index that is out of bounds, the program
+        goes on with a tensor that was not written.
+        """
+        write = self.writeline
+
+        def write_checked(line: Any) -> None:
+            call = _shim_call(line) if isinstance(line, str) else None
+            if call is not None:
+                reports = self.reports_operators
+                line = _reporting_call(call, name, args) if reports else f"{_CHECK}({call});"
+            write(line)
+
+        with mock.patch.object(self, "writeline", write_checked):
+            yield
 
     def writelines(self, lines: Iterable[Any]) -> None:
         """Write lines, with those of `replaced_lines` replaced."""
@@ -436,6 +471,14 @@ def _reporting_call(call: str, name: str, args: Sequence[str]) -> str:
     text = quote(f"aten::{name}({', '.join(values)})")
     tensors = [arg for arg in args if _is_tensor(arg)]
     return f"INDUCTOR_EXT_CALL_OPERATOR({', '.join((call, text, *tensors))});"
+
+
+def _shim_call(statement: str) -> str | None:
+    """The call of a C shim, if a statement is one, whether it checks the result or not."""
+    call = statement.strip().removesuffix(";")
+    if call.startswith(f"{_CHECK}("):
+        call = call[len(_CHECK) + 1 : -1]
+    return call if call.startswith("aoti_torch_") else None
 
 
 def _is_tensor(argument: str) -> bool:

@@ -63,6 +63,15 @@ HOOKS = (
         relies_on=("torch._inductor.ir.ExternKernel.require_exact_strides",),
     ),
     Hook(
+        "subgraph_operands",
+        "replaced",
+        ("torch._inductor.graph.SubgraphLowering.__init__",),
+        "hooks.upstream_fixes.control_flow",
+        "The positions of the inputs that a backward graph may overwrite are taken for those of "
+        "each subgraph, which then overwrites operands that are read later.",
+        relies_on=("torch._inductor.graph.get_donated_idxs",),
+    ),
+    Hook(
         "loop_numbers",
         "replaced",
         ("torch._inductor.fx_utils.FakeTensorUpdater.incremental_update",),
@@ -87,10 +96,21 @@ def install_hooks() -> None:
         "branch_constants": _dispatch_allocate_constant,
         "branch_strides": _dispatch_require_exact_strides,
         "operand_strides": _dispatch_create_branches,
+        "subgraph_operands": _dispatch_subgraph,
         "loop_numbers": _dispatch_incremental_update,
         "scan_sizes": _dispatch_decompose_scan,
     }
     registry.install(HOOKS, dispatchers)
+
+
+def _dispatch_subgraph(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        if context.settings() is not None:
+            self.bw_donated_idxs = None
+
+    return __init__
 
 
 def _dispatch_incremental_update(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
 
-_INT_RESULTS = ("abs", "sign", "truncdiv")
+_INT_RESULTS = ("abs", "sign")
 """Operations of Inductor's IR whose C++ code has the type int for smaller integers."""
 
 HOOKS = (

@@ -1,8 +1,12 @@
-"""Fix for sums by index in dtypes that Triton's atomic operations do not have.
+"""Fixes for sums and other reductions by index.
 
 `index_add`, `scatter_add` and accumulating `index_put` become `tl.atomic_add`, which has no
 integers of 8 and 16 bits: the kernel does not compile. Here torch's operator is called, as Inductor
 does for the dtypes that it knows to be missing.
+
+A number that `scatter` reduces into a tensor becomes a tensor of the size of the result. The index
+may be larger, and torch's operator, if it is called, refuses it. Here the tensor has the size of
+the index.
 """
 
 from __future__ import annotations
@@ -36,12 +40,27 @@ HOOKS = (
         parameters=("dtype",),
         relies_on=("torch._inductor.lowering.index_put_impl_",),
     ),
+    Hook(
+        "scattered_numbers",
+        "replaced",
+        ("torch._inductor.lowering.scatter_reduce_",),
+        _OWNER,
+        "A number that is scattered with a reduction becomes a tensor of the size of the result, "
+        "which is too small for an index that is larger.",
+        parameters=("self", "dim", "index", "src"),
+        relies_on=("torch._inductor.lowering.full_like", "torch._inductor.lowering.scatter_"),
+    ),
 )
 
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
-    registry.install(HOOKS, {hook.name: _dispatch_limitations for hook in HOOKS})
+    dispatchers = {
+        "scatter_atomics": _dispatch_limitations,
+        "index_put_atomics": _dispatch_limitations,
+        "scattered_numbers": _dispatch_scatter_reduce,
+    }
+    registry.install(HOOKS, dispatchers)
 
 
 def _dispatch_limitations(stock: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -52,6 +71,20 @@ def _dispatch_limitations(stock: Callable[[Any], bool]) -> Callable[[Any], bool]
         return stock(dtype)
 
     return needs_fallback_due_to_atomic_add_limitations
+
+
+def _dispatch_scatter_reduce(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def scatter_reduce_(
+        self: Any, dim: int, index: Any, src: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if context.settings() is not None and isinstance(src, (bool, int, float, complex)):
+            from torch._inductor import lowering
+
+            src = lowering.full_like(index, src, dtype=self.get_dtype())
+        return stock(self, dim, index, src, *args, **kwargs)
+
+    return scatter_reduce_
 
 
 def _is_lowered_for_gpu() -> bool:

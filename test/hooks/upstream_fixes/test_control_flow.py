@@ -199,3 +199,40 @@ def test_results_of_scans_that_are_updated_in_place(way: str) -> None:
         else:
             compiled = torch.compile(update_results, backend=BACKEND, fullgraph=True)
         torch.testing.assert_close([*compiled(*args)], [*update_results(*args)])
+
+
+@torch.compiler.nested_compile_region
+def region(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return (a.sin() @ b) * c + b.cos()
+
+
+def regions(x: Tensor, y: Tensor) -> Tensor:
+    start = torch.nn.functional.normalize(x, dim=-1) @ torch.nn.functional.normalize(y, dim=0)
+    first = region(start, y, x)
+    second = region(first, start, y)
+    return first * second + region(first, second, start)
+
+
+def branches(x: Tensor, y: Tensor) -> Tensor:
+    """The backward graph's branches get zeros as the gradient of their second result."""
+    start = torch.nn.functional.normalize(x, dim=-1) @ torch.nn.functional.normalize(x, dim=0)
+    result: Tensor = torch.cond(
+        y[0, 0] > 0,
+        lambda x, y: (x + y, y.clone()),
+        lambda x, y: (y.flip(0), x.clone()),
+        (start, start),
+    )[0]
+    return result * y
+
+
+@pytest.mark.parametrize(
+    ("function", "cpp_wrapper"), [(regions, False), (branches, False), (branches, True)]
+)
+def test_subgraphs_of_backward_graphs_keep_their_operands(function: Any, cpp_wrapper: bool) -> None:
+    compiled = torch.compile(function, backend=BACKEND, options={"cpp_wrapper": cpp_wrapper})
+    gradients = []
+    for version in (compiled, function):
+        torch.manual_seed(0)
+        inputs = [torch.randn(4, 4, requires_grad=True) for _ in range(2)]
+        gradients.append(torch.autograd.grad(version(*inputs).sin().sum(), inputs))
+    torch.testing.assert_close(*gradients)

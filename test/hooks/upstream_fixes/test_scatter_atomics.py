@@ -1,4 +1,4 @@
-"""Sums by index of dtypes that Triton's atomic operations do not have."""
+"""Sums by index of dtypes that Triton's atomic operations do not have, and scattered numbers."""
 
 from __future__ import annotations
 
@@ -53,6 +53,21 @@ def test_cpu_kernels_add_small_integers() -> None:
     assert "aten.index_put_" not in code
     for value, reference in zip(actual, _program(x, index), strict=True):
         assert value.equal(reference)
+
+
+def _scatter_numbers(x: torch.Tensor, index: torch.Tensor) -> list[torch.Tensor]:
+    return [x.scatter(0, index, 0.5, reduce=how) for how in ("add", "multiply")]
+
+
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_numbers_are_scattered_by_an_index_that_is_larger_than_the_result(
+    cpp_wrapper: bool,
+) -> None:
+    options = {"cpp_wrapper": cpp_wrapper}
+    compiled = torch.compile(_scatter_numbers, backend="inductor_ext", options=options)
+    x, index = torch.randn(2, 3), torch.tensor([[0, 1, 0]] * 40 + [[1, 1, 0]])
+    for value, reference in zip(compiled(x, index), _scatter_numbers(x, index), strict=True):
+        torch.testing.assert_close(value, reference)
 
 
 @pytest.mark.gpu
