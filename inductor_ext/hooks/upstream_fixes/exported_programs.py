@@ -43,6 +43,15 @@ HOOKS = (
         ),
     ),
     Hook(
+        "scattered_constants",
+        "replaced",
+        ("torch._inductor.graph.GraphLowering.get_attr",),
+        "hooks.upstream_fixes.exported_programs",
+        "A tensor of no dimensions that `freezing` computes becomes a constant without a buffer, "
+        "which the lowering of select_scatter does not accept.",
+        relies_on=("torch._inductor.lowering.full", "torch._inductor.ir.Constant"),
+    ),
+    Hook(
         "uniform_constants",
         "replaced",
         ("torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder._deduce_value",),
@@ -65,6 +74,15 @@ HOOKS = (
         ),
     ),
     Hook(
+        "constant_views",
+        "replaced",
+        ("torch._inductor.graph.GraphLowering.add_tensor_constant",),
+        "hooks.upstream_fixes.exported_programs",
+        "A constant that `freezing` computes may be a conjugate or negated view. A package stores "
+        "the elements of its memory, and a compile takes it for the tensor that it views.",
+        parameters=("data", "name"),
+    ),
+    Hook(
         "attribute_names",
         "replaced",
         ("torch.fx.graph._format_target",),
@@ -81,8 +99,10 @@ def install_hooks() -> None:
         "exported_inputs": _dispatch_exported_inputs,
         "constant_items": _dispatch_may_turn_const,
         "short_constants": _dispatch_get_attr,
+        "scattered_constants": _dispatch_get_number,
         "uniform_constants": _dispatch_deduce_value,
         "constant_names": _dispatch_allocate_constant,
+        "constant_views": _dispatch_add_constant,
         "attribute_names": _dispatch_format_target,
     }
     registry.install(HOOKS, dispatchers)
@@ -110,6 +130,23 @@ def _dispatch_get_attr(stock: Callable[..., Any]) -> Callable[..., Any]:
     return get_attr
 
 
+def _dispatch_get_number(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def get_attr(self: Any, target: str, args: Any, kwargs: Any) -> Any:
+        import torch
+        from torch._inductor import ir, lowering
+
+        value = stock(self, target, args, kwargs)
+        if context.settings() is None or not isinstance(value, ir.Constant):
+            return value
+        scatter = torch.ops.aten.select_scatter.default
+        if all(user.target is not scatter for user in self.current_node.users):
+            return value
+        return lowering.full([], value.value, dtype=value.dtype, device=value.device)
+
+    return get_attr
+
+
 def _dispatch_deduce_value(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def deduce_value(self: Any, node: Any) -> Any:
@@ -131,6 +168,19 @@ def _dispatch_allocate_constant(stock: Callable[..., str]) -> Callable[..., str]
         return constant_names.allocate(self, name, data, stock)
 
     return allocate_non_dup_const_name
+
+
+def _dispatch_add_constant(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def add_tensor_constant(self: Any, data: Any, name: str | None = None) -> Any:
+        if context.settings() is not None and (data.is_conj() or data.is_neg()):
+            import torch
+
+            like = {"dtype": data.dtype, "device": data.device}
+            data = torch.empty_strided(data.shape, data.stride(), **like).copy_(data)
+        return stock(self, data, name)
+
+    return add_tensor_constant
 
 
 def _dispatch_format_target(stock: Callable[..., str]) -> Callable[..., str]:
