@@ -5,6 +5,8 @@ tensors, and generates code that reads the result with these strides. The fake i
 operator may be wrong. Inductor's generated code then fails in an assertion, or, in AOT packages and
 with `size_asserts=False`, reads the wrong elements. Here a result with other strides is copied to
 the predicted strides. A result of another size still fails the assertion.
+
+Operators that Inductor lowers do not get strides with which the elements of a result overlap.
 """
 
 from __future__ import annotations
@@ -35,12 +37,55 @@ HOOKS = (
         ),
         upstream="#196251",
     ),
+    Hook(
+        "scattered_strides",
+        "replaced",
+        ("torch._inductor.ir.ExternKernel.require_exact_strides",),
+        _OWNER,
+        "The fake implementations of slice_scatter, select_scatter and diagonal_scatter return the "
+        "strides of an expanded input, with which the elements of the result overlap.",
+        parameters=("x", "exact_strides"),
+        relies_on=("torch._inductor.ir.ExpandView", "torch._inductor.ir.ReinterpretView"),
+        until="2.13",
+    ),
 )
 
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
-    registry.install(HOOKS, {"fallback_strides": _dispatch_codegen_size_asserts})
+    dispatchers = {
+        "fallback_strides": _dispatch_codegen_size_asserts,
+        "scattered_strides": _dispatch_require_exact_strides,
+    }
+    registry.install(HOOKS, dispatchers)
+
+
+def _dispatch_require_exact_strides(stock: Callable[..., Any]) -> Callable[..., Any]:
+    # `stock` is bound to its class: the dispatcher replaces a class method.
+    @functools.wraps(stock)
+    def require_exact_strides(x: Any, exact_strides: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.settings() is not None and exact_strides is not None:
+            # A stride may be a symbol, whose comparison would be a guard.
+            pairs = zip(x.get_size(), exact_strides, strict=True)
+            if any(str(stride) == "0" and str(size) != "1" for size, stride in pairs):
+                exact_strides = _without_overlap(x, exact_strides)
+        return stock(x, exact_strides, *args, **kwargs)
+
+    return require_exact_strides
+
+
+def _without_overlap(x: Any, strides: Any) -> Any:
+    """The strides of a tensor in memory of its own; `strides` if it is a view of other memory."""
+    from torch._inductor import ir
+
+    value = x
+    while isinstance(value, (ir.MutableBox, ir.BaseView)):
+        if isinstance(value, (ir.ExpandView, ir.ReinterpretView)):
+            return strides
+        value = value.data
+    if isinstance(value, ir.InputBuffer):
+        return strides
+    return ir.FlexibleLayout.contiguous_strides(x.get_size())
 
 
 def _dispatch_codegen_size_asserts(stock: Callable[..., None]) -> Callable[..., None]:

@@ -73,13 +73,14 @@ def catch_errors(source: str) -> str:
         if directive is None:
             continue
         block = _find_block(lines, number + 1)
-        if _CHECK not in "".join(lines[block.begin : block.end]):
+        if block is None or _CHECK not in "".join(lines[block.begin : block.end]):
             continue
         constructs = directive["clauses"].split()
-        if "parallel" in constructs:
-            region, count = block, count + 1
+        is_region = "parallel" in constructs
+        count += is_region
         error, failed = f"parallel_error_{count}", f"parallel_failed_{count}"
-        if "parallel" in constructs:
+        if is_region:
+            region = block
             before[number] = (
                 f"std::exception_ptr {error}; std::atomic_flag {failed} = ATOMIC_FLAG_INIT;"
             )
@@ -87,7 +88,7 @@ def catch_errors(source: str) -> str:
         if number <= region.end and ("for" in constructs or "single" in constructs):
             collapsed = _COLLAPSE.search(line)
             for _ in range(int(collapsed[1]) - 1 if collapsed else 0):
-                block = _find_block(lines, block.begin + 1)
+                block = _find_block(lines, block.begin + 1) or block
             after[block.begin] = "try {"
             before[block.end] = (
                 f"}} catch (...) {{ if (!{failed}.test_and_set()) "
@@ -101,7 +102,7 @@ def catch_errors(source: str) -> str:
     )
 
 
-def _find_block(lines: list[str], start: int) -> _Block:
+def _find_block(lines: list[str], start: int) -> _Block | None:
     """The first block that begins at line `start` or below."""
     depth, begin = 0, start
     for number in range(start, len(lines)):
@@ -111,4 +112,4 @@ def _find_block(lines: list[str], start: int) -> _Block:
         depth += line.count("{") - line.count("}")
         if depth == 0 and begin < number and "}" in line:
             return _Block(begin, number)
-    raise AssertionError(f"no block after line {start}")
+    return None

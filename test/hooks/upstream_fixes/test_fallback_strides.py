@@ -107,6 +107,24 @@ def test_a_result_of_another_size_is_an_error() -> None:
         compiled(torch.randn(4, 2))
 
 
+def test_elements_of_a_result_have_their_own_memory() -> None:
+    """Until torch 2.13, a write into a part of an expanded tensor has its strides."""
+
+    def function(rows: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.slice_scatter(rows.expand_as(x), x[:, 1:], 1, 1, 3),
+            torch.select_scatter((rows + 1).expand_as(x), x[:, 1], 1, 1),
+            torch.diagonal_scatter(rows.expand_as(x), x[:3, 1]),
+            (rows * 2).expand_as(x),
+        )
+
+    inputs = torch.randn(3), torch.randn(4, 3)
+    compiled = torch.compile(function, backend=BACKEND, fullgraph=True)
+    for actual, expected in zip(compiled(*inputs), function(*inputs), strict=True):
+        assert actual.equal(expected)
+        assert actual.stride() == expected.stride()
+
+
 def test_inductor_is_unchanged() -> None:
     def function(x: Tensor) -> Tensor:
         return double(x.t()) + 1
