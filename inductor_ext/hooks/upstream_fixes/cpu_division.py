@@ -55,6 +55,15 @@ HOOKS = (
         for operation in operations
     ),
     Hook(
+        "broadcast_bounds",
+        "replaced",
+        (f"{_CODEGEN}.CppVecKernel.broadcast",),
+        _OWNER,
+        "The bounds of a number are not known of the vector that is made of it. If a divisor is "
+        "positive, Inductor's code needs no check.",
+        parameters=("scalar_var",),
+    ),
+    Hook(
         "vector_integer_mod",
         "replaced",
         (f"{_CODEGEN}.CppVecOverrides.__new__",),
@@ -67,7 +76,9 @@ HOOKS = (
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
     dispatchers = {hook.name: _dispatch_division for hook in HOOKS}
-    registry.install(HOOKS, {**dispatchers, "vector_integer_mod": _dispatch_create})
+    dispatchers["broadcast_bounds"] = _dispatch_broadcast
+    dispatchers["vector_integer_mod"] = _dispatch_create
+    registry.install(HOOKS, dispatchers)
 
 
 def _dispatch_division(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,14 +86,24 @@ def _dispatch_division(stock: Callable[..., Any]) -> Callable[..., Any]:
     def operation(a: Any, b: Any) -> Any:
         if context.settings() is None or not (_is_integer(a) and _is_integer(b)):
             return stock(a, b)
-        from torch._inductor.virtualized import V
-
-        divide = _divide(stock.__name__, V.kernel.assert_function)
+        if b.is_vec and b.bounds.lower > 0:
+            return stock(a, b)
         if a.is_vec or b.is_vec:
-            return _divide_lanes(divide, a, b)
-        return f"{divide}({a}, {b})"
+            return _divide_lanes(stock.__name__, a, b)
+        return f"{_divide(stock.__name__)}({a}, {b})"
 
     return operation
+
+
+def _dispatch_broadcast(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def broadcast(self: Any, scalar_var: Any) -> Any:
+        vector = stock(self, scalar_var)
+        if context.settings() is not None:
+            vector.bounds = scalar_var.bounds
+        return vector
+
+    return broadcast
 
 
 def _dispatch_create(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,29 +136,43 @@ def _is_integer(value: Any) -> bool:
     return not (dtype.is_floating_point or dtype.is_complex)
 
 
-def _divide(operation: str, check: str) -> str:
+_IS_RARE = "U(U(b) + U(1)) <= U(1)"
+"""Whether `b` is 0, or -1, or the greatest unsigned number."""
+
+
+def _divide(operation: str) -> str:
     """A C++ function of two numbers."""
+    from torch._inductor.virtualized import V
+
     usual, by_minus_one = _RESULTS[operation]
     return (
         "[](auto x, auto y) { using T = std::common_type_t<decltype(x), decltype(y)>; "
-        "using U [[maybe_unused]] = std::make_unsigned_t<T>; const T a = x, b = y; "
-        f'{check}(b != 0, "ZeroDivisionError"); '
-        f"if (std::is_signed_v<T> && b == T(-1)) return T({by_minus_one}); return T({usual}); }}"
+        "using U = std::make_unsigned_t<T>; const T a = x, b = y; "
+        f"if (C10_UNLIKELY({_IS_RARE})) {{ "
+        f'{V.kernel.assert_function}(b != 0, "ZeroDivisionError"); '
+        f"if (std::is_signed_v<T>) return T({by_minus_one}); }} return T({usual}); }}"
     )
 
 
-def _divide_lanes(divide: str, a: Any, b: Any) -> str:
-    """Divide the lanes of the kernel's iterations where the mask of a masked block is true."""
+def _divide_lanes(operation: str, a: Any, b: Any) -> str:
+    """Divide the lanes of the kernel's iterations where the mask of a masked block is true.
+
+    A loop without a check can be vectorized if the divisor is a constant.
+    """
     from torch._inductor.codegen.cpp_utils import cexpr_index
     from torch._inductor.virtualized import V
 
-    kernel = V.kernel
-    count = kernel.tail_size or kernel.tiling_factor
-    mask = kernel._load_mask
-    used = f"if ({mask}.is_masked(i)) " if mask is not None and mask.is_vec else ""
+    kernel, mask = V.kernel, V.kernel._load_mask
+    lanes = f"for (int64_t i = 0; i < {cexpr_index(kernel.tail_size or kernel.tiling_factor)}; ++i)"
+    unused = ""
+    if mask is not None and mask.is_vec:
+        unused = f"{lanes} if (!{mask}.is_masked(i)) ys[i] = 1; "
     return (
         "[&](auto x, auto y) { using V = decltype(x); using T = typename V::value_type; "
-        "alignas(64) T a[V::size()], b[V::size()]; x.store(a); y.store(b); "
-        f"for (int64_t i = 0; i < {cexpr_index(count)}; ++i) {used}a[i] = {divide}(a[i], b[i]); "
-        f"return V::loadu(a); }}({a}, {b})"
+        "using U = std::make_unsigned_t<T>; alignas(64) T xs[V::size()], ys[V::size()]; "
+        f"x.store(xs); y.store(ys); {unused}"
+        f"bool rare = false; {lanes} {{ const T b = ys[i]; rare |= {_IS_RARE}; }} "
+        f"if (C10_UNLIKELY(rare)) {{ {lanes} xs[i] = {_divide(operation)}(xs[i], ys[i]); }} else "
+        f"{lanes} {{ const T a = xs[i], b = ys[i]; xs[i] = T({_RESULTS[operation][0]}); }} "
+        f"return V::loadu(xs); }}({a}, {b})"
     )
