@@ -25,8 +25,6 @@ _TORCH_CONFIGS = (
     "torch._inductor.config",
     "torch.fx.experimental._config",
 )
-# Inductor updates this dictionary in a compile of a package.
-_CHANGED_BY_TORCH = {"aot_inductor.metadata"}
 _made_cache = pytest.StashKey[str]()
 
 # Set when this file is imported, before conftest.py files of subfolders import torch, which sets
@@ -138,10 +136,7 @@ def isolated() -> Iterator[None]:
         yield
     _reset_dynamo()
     _free_cached_memory()
-    for name, after in _torch_settings().items():
-        changed = {k for k, v in settings.get(name, after).items() if after[k] != v}
-        changed -= _CHANGED_BY_TORCH
-        assert not changed, f"the test leaves settings of {name} changed: {sorted(changed)}"
+    _restore(settings)
     if "inductor_ext.hooks.activate" in sys.modules:
         from inductor_ext.hooks import activate, context
 
@@ -155,6 +150,14 @@ def _torch_settings() -> dict[str, dict[str, object]]:
     """The values of the config modules of torch that are imported."""
     modules = {name: sys.modules.get(name) for name in _TORCH_CONFIGS}
     return {name: m.get_config_copy() for name, m in modules.items() if m is not None}
+
+
+def _restore(settings: dict[str, dict[str, object]]) -> None:
+    """Set what `_torch_settings` returned."""
+    for name, after in _torch_settings().items():
+        for key, value in settings.get(name, after).items():
+            if after[key] != value:
+                setattr(sys.modules[name], key, value)
 
 
 def _free_cached_memory() -> None:
