@@ -22,6 +22,7 @@ from typing import Any
 from inductor_ext import _compat, events
 from inductor_ext.cpp_wrapper.codegen import (
     fallback_calls,
+    shim_calls,
     split_units,
     upstream_fixes,
     weights_layout,
@@ -108,6 +109,7 @@ def generator(stock: Any, settings: Settings) -> Any:
         upstream_fixes.LoopOutputs,
         upstream_fixes.FallbackStrides,
         fallback_calls.FallbackCalls,
+        shim_calls.ShimCalls,
         DecoratedCall,
     )
     return _Constructor(_wrapper_class(stock, (*mixed, *fixes)), settings)
@@ -168,7 +170,7 @@ class AotWrapper:
     model_signature: Signature
     """What the model checks its inputs against, unless `aot_check_inputs` is off."""
     reports_operators = True
-    """Whether errors name the operator that fails; see `FallbackCalls`."""
+    """Whether errors name the operator that fails; see `ShimCalls`."""
     links_kernels = True
     """Whether `build` links the CUTLASS kernels that the code calls."""
     operators: tuple[Any, ...] = ()

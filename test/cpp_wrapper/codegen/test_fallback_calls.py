@@ -16,7 +16,7 @@ from torch.export import Dim
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.codegen import fallback_arguments, fallback_calls
+from inductor_ext.cpp_wrapper.codegen import fallback_arguments, shim_calls
 from test.support import aot_util, compile_util
 
 _NAMESPACE = "fallback_calls_test"
@@ -232,7 +232,7 @@ def test_arguments_are_complete_and_of_the_schemas_type(operators: Any) -> None:
 
 @pytest.mark.parametrize("text", ['a"b', "\\n", "??/", "\n\t\0", "\u00fc1", ""])
 def test_literals_are_what_a_compiler_reads(text: str) -> None:
-    literal = fallback_calls.quote(text)
+    literal = shim_calls.quote(text)
     assert literal.isascii()
     assert "?" not in literal
     # Python reads octal escapes as C++ does.
