@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,64 +16,56 @@ class ShimCalls:
 
     reports_operators = False
     """Whether the code includes runtime/model.h, whose functions name the operator that fails."""
-    replaced_lines: Mapping[str, str] = {}
-    """Lines of torch's codegen and what is written in place of them."""
 
     def generate_c_shim_extern_kernel_call(
         self: Any, kernel: str, args: list[str], device: str, **options: Any
     ) -> None:
         """Generate a call of an operator by its C shim; see torch's method."""
-        if self.reports_operators:
-            shim = self.get_c_shim_func_name(kernel, device)
-            call = f"{shim}({', '.join(args)})"
-            name = shim.removeprefix("aoti_torch_").removeprefix(f"{device}_")
-            self.replaced_lines = {
-                f"AOTI_TORCH_ERROR_CODE_CHECK({call});": _reporting_call(call, name, args)
-            }
-        super().generate_c_shim_extern_kernel_call(  # type: ignore[misc]
-            kernel, args, device, **options
-        )
-        self.replaced_lines = {}
+        shim = self.get_c_shim_func_name(kernel, device)
+        name = shim.removeprefix("aoti_torch_").removeprefix(f"{device}_")
+        with self._checked_calls(f"{shim}(", name, args):
+            super().generate_c_shim_extern_kernel_call(  # type: ignore[misc]
+                kernel, args, device, **options
+            )
 
     def _generate_scatter_fallback(
         self: Any, output: Any, inputs: Sequence[Any], *args: Any, **kwargs: Any
     ) -> None:
-        with self._checked_calls("scatter_reduce_", [str(value) for value in inputs]):
+        with self._checked_calls("aoti_torch_", "scatter_reduce_", [str(i) for i in inputs]):
             super()._generate_scatter_fallback(output, inputs, *args, **kwargs)  # type: ignore[misc]
 
     def _generate_index_put_fallback(
         self: Any, kernel: str, x: str, indices: Sequence[str], values: str, accumulate: str
     ) -> None:
-        with self._checked_calls("index_put_", [x, *indices, values, accumulate]):
+        args = [x, *indices, values, accumulate]
+        with self._checked_calls(f"{kernel}(", "index_put_", args):
             super()._generate_index_put_fallback(  # type: ignore[misc]
                 kernel, x, indices, values, accumulate
             )
 
     @contextlib.contextmanager
-    def _checked_calls(self: Any, name: str, args: Sequence[str]) -> Iterator[None]:
-        """Check what the C shims return that the wrapper calls; see `_reporting_call`.
+    def _checked_calls(self: Any, prefix: str, name: str, args: Sequence[str]) -> Iterator[None]:
+        """Check what the C shim returns whose call the wrapper writes as a statement.
 
-        Until torch 2.13 the result is ignored: with an index that is out of bounds, the program
-        goes on with a tensor that was not written.
+        Until torch 2.13, `scatter` and `index_put` ignore it: with an index that is out of bounds,
+        the program goes on with a tensor that was not written.
+
+        Args:
+            prefix: how the call begins.
+            name: the name of the operator.
+            args: the C++ expressions of its arguments.
         """
         write = self.writeline
 
         def write_checked(line: Any) -> None:
-            call = _shim_call(line) if isinstance(line, str) else None
-            if call is not None:
+            call = _called(line) if isinstance(line, str) else ""
+            if call.startswith(prefix):
                 reports = self.reports_operators
                 line = _reporting_call(call, name, args) if reports else f"{_CHECK}({call});"
             write(line)
 
         with mock.patch.object(self, "writeline", write_checked):
             yield
-
-    def writelines(self, lines: Iterable[Any]) -> None:
-        """Write lines, with those of `replaced_lines` replaced."""
-        lines = [
-            self.replaced_lines.get(line, line) if isinstance(line, str) else line for line in lines
-        ]
-        super().writelines(lines)  # type: ignore[misc]
 
 
 def _reporting_call(call: str, name: str, args: Sequence[str]) -> str:
@@ -92,12 +84,10 @@ def _reporting_call(call: str, name: str, args: Sequence[str]) -> str:
     return f"INDUCTOR_EXT_CALL_OPERATOR({', '.join((call, text, *tensors))});"
 
 
-def _shim_call(statement: str) -> str | None:
-    """The call of a C shim, if a statement is one, whether it checks the result or not."""
+def _called(statement: str) -> str:
+    """The call that a statement makes, whether it checks the result or not."""
     call = statement.strip().removesuffix(";")
-    if call.startswith(f"{_CHECK}("):
-        call = call[len(_CHECK) + 1 : -1]
-    return call if call.startswith("aoti_torch_") else None
+    return call[len(_CHECK) + 1 : -1] if call.startswith(f"{_CHECK}(") else call
 
 
 def _is_tensor(argument: str) -> bool:

@@ -174,10 +174,7 @@ def _dispatch_add_constant(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def add_tensor_constant(self: Any, data: Any, name: str | None = None) -> Any:
         if context.settings() is not None and (data.is_conj() or data.is_neg()):
-            import torch
-
-            like = {"dtype": data.dtype, "device": data.device}
-            data = torch.empty_strided(data.shape, data.stride(), **like).copy_(data)
+            data = data.new_empty_strided(data.shape, data.stride()).copy_(data)
         return stock(self, data, name)
 
     return add_tensor_constant
