@@ -175,6 +175,15 @@ def _reset_dynamo() -> None:
 
 
 @pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Two threads of torch, whatever the machine has: kernels have parallel loops."""
+    from test.support.compile_util import threads
+
+    with threads(2):
+        yield
+
+
+@pytest.fixture
 def repeated_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `events.warn_once` repeat warnings of earlier tests."""
     from inductor_ext import events

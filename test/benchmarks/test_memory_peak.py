@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -48,15 +46,6 @@ def test_models_are_deterministic() -> None:
         assert all(torch.equal(left, right) for left, right in pairs)
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Some kernels have temporaries per thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "inductor_modes"),
@@ -67,7 +56,7 @@ def two_threads() -> Iterator[None]:
         ("resnet", ["no reuse"]),
     ],
 )
-@pytest.mark.usefixtures("two_threads")
+@pytest.mark.usefixtures("two_threads")  # Some kernels have temporaries per thread.
 def test_inference_peak(name: str, inductor_modes: list[str]) -> None:
     """The peak is at most Inductor's lowest, and the plan is at its lower bound."""
     (graph,) = memory_peak.measure_model(name, training=False, modes=[*inductor_modes, "ours"])

@@ -335,11 +335,8 @@ class TestShrinking:
         assert 'custom_op("inductor_ext_fuzz::flip_into", mutates_args={"out"})' in script
         script = script.replace("inductor_ext_fuzz", "inductor_ext_fuzz_script")
         script = script.replace('backend="inductor_ext', 'backend="eager')
-        # The script changes these settings of Dynamo.
-        with torch._dynamo.config.patch(
-            capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True
-        ):
-            exec(compile(script, "<script>", "exec"), {})
+        # The script changes settings of Dynamo, which the fixture `isolated` restores.
+        exec(compile(script, "<script>", "exec"), {})
         assert capsys.readouterr().out.count("compiled") == memory_programs.CALLS
 
 

@@ -71,6 +71,17 @@ def compiled_graphs() -> Iterator[Counter[str]]:
     kinds.update(r.describe() for r in records if isinstance(r, EagerFallbackRecord))
 
 
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Give torch's operators, and kernels that are compiled, this number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def leaves(tree: object) -> list[Any]:
     """All leaves of nested containers, dataclasses included, in a fixed order."""
     if isinstance(tree, Mapping):

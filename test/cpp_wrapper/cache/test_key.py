@@ -27,6 +27,7 @@ from inductor_ext.cpp_wrapper.cache.fingerprint import UnkeyableError
 from inductor_ext.storage import digest as storage_digest
 from inductor_ext.toolchain import components
 from test.support.children import artifact_key as child_artifact_key
+from test.support.compile_util import threads
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -370,16 +371,6 @@ def test_additions_of_the_caller_count(base: ExportedProgram) -> None:
         for extra in [(), ("a",), ("b",), (1, 2)]
     ]
     assert len(set(keys)) == 4
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 Division = Callable[[Tensor, Tensor], Tensor]
 
@@ -18,14 +20,6 @@ _DIVISIONS: dict[str, Division] = {
     "fmod": torch.fmod,
 }
 _DTYPES = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _numbers(dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +14,9 @@ import inductor_ext
 from inductor_ext import exc
 from inductor_ext.hooks.upstream_fixes.parallel_errors import catch_errors
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 _ROWS = 50_000
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Lookups(torch.nn.Module):
@@ -54,9 +48,7 @@ def _call_out_of_bounds(call: Callable[[Tensor, Tensor], Tensor], kind: str) -> 
     call(x, index)
 
 
-@pytest.mark.parametrize(
-    "kind", ["elements", "reduction of all", "reductions of rows", "writes"], ids=str
-)
+@pytest.mark.parametrize("kind", ["elements", "reduction of all", "reductions of rows", "writes"])
 def test_an_index_out_of_bounds_is_an_error(kind: str) -> None:
     with pytest.raises(RuntimeError, match="index out of bounds"):
         _call_out_of_bounds(torch.compile(Lookups(kind), backend="inductor_ext"), kind)
