@@ -58,8 +58,8 @@ HOOKS = (
         ("torch._inductor.lowering.mutate_to",),
         _OWNER,
         "A buffer of the graph that is written gets new memory here. If it is a view of an input, "
-        "the input keeps its value. If operators read it by a view, they read the new memory with "
-        "the strides of the old one.",
+        "the input keeps its value. What refers to it by a view reads and writes the new memory, "
+        "with the strides of the old one; other values that were computed before read the old.",
         parameters=("changed", "val"),
         relies_on=(
             "torch._inductor.ir.MutationLayoutSHOULDREMOVE.realize_into",
@@ -168,7 +168,7 @@ def _dispatch_mutate_to(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def mutate_to(changed: Any, val: Any, *args: Any, **kwargs: Any) -> Any:
         if context.settings() is None or not (
-            _is_view_of_memory(changed) or _has_views_by_other_strides(changed, val)
+            _is_view_of_memory(changed) or _has_other_references(changed, val)
         ):
             return stock(changed, val, *args, **kwargs)
         from torch._inductor import ir
@@ -190,27 +190,32 @@ def _is_view_of_memory(box: Any) -> bool:
     return isinstance(buffer, ir.Buffer) and bool(buffer.get_inputs_that_alias_output())
 
 
-def _has_views_by_other_strides(box: Any, new: Any) -> bool:
-    """Whether there are views of a buffer, and its new memory would have other strides."""
+def _has_other_references(box: Any, new: Any) -> bool:
+    """Whether values but a box refer to its buffer, and the new values are in another one.
+
+    A view refers to the box: with the strides of the old buffer, it would read the new one. Values
+    that were computed from the box itself refer to the old buffer.
+    """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
     storage, new_storage = _unbox(box), _unbox(new)
-    if not (ir.is_storage_and_layout(storage) and ir.is_storage_and_layout(new_storage)):
+    if not isinstance(storage, ir.StorageBox) or not isinstance(storage.data, ir.Buffer):
         return False
-    if not isinstance(storage, ir.StorageBox) or storage.get_stride() == new_storage.get_stride():
+    name = storage.get_name()
+    if ir.try_get_name(new_storage) == name:
         return False
-    read = (value for operation in V.graph.operations for value in _inputs(operation))
+    if any(_unbox(user) is not storage for user in V.graph.name_to_users.get(name, ())):
+        return True
+    views = (value for value in map(_unbox, V.graph.env.values()) if isinstance(value, ir.BaseView))
+    if any(view.unwrap_view() is storage for view in views):
+        return True
+    defining = new_storage.get_defining_op()
     return any(
-        isinstance(view, ir.ReinterpretView) and view.data is storage
-        for view in (*read, *map(_unbox, V.graph.env.values()))
+        operation is not defining
+        and (name in operation.get_read_names() or name in operation.get_mutation_names())
+        for operation in V.graph.operations
     )
-
-
-def _inputs(operation: Any) -> Iterable[Any]:
-    from torch.utils import _pytree
-
-    return _pytree.tree_leaves(getattr(operation, "inputs", ()))
 
 
 def _unbox(value: Any) -> Any:

@@ -182,6 +182,29 @@ def test_packages_keep_the_order_of_views_and_writes(tmp_path: Path) -> None:
             torch.testing.assert_close(value, reference)
 
 
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_writes_into_a_buffer_that_gets_new_memory_later(cpp_wrapper: bool) -> None:
+    """Seed 120357 of the graph fuzzer; Inductor (default) is wrong from the second compile on."""
+
+    def program(x):  # type: ignore[no-untyped-def]
+        x[:-1] = x[1:].clone()
+        half = len(x) // 2
+        flip_into(x[:half].clone(), x[len(x) - half :])
+        flip_into(x.clone(), x)
+        return x.sum()
+
+    options = {"cpp_wrapper": cpp_wrapper, "fx_graph_cache": False}
+    # Inductor realizes the operands of an operator only if it compiled a call of it before.
+    for _ in range(2):
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="inductor_ext", options=options)
+        # Rows with other elements in between, so that the operator gets a copy of x.
+        actual, expected = (torch.arange(192.0).view(16, 12)[:, :9] for _ in range(2))
+        torch.testing.assert_close(compiled(actual), program(expected))
+        torch.testing.assert_close(actual, expected)
+
+
+
 @pytest.mark.parametrize(
     ("dynamic", "cpp_wrapper"), [(False, False), (True, True)], ids=["static", "dynamic in C++"]
 )
