@@ -7,6 +7,7 @@ torch.export drops. None of them modifies an exported program.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,10 @@ def _mutates_buffers(program: ExportedProgram) -> bool:
     """
     if not program.graph_signature.buffers and not program.constants:
         return False
-    return bool(program.run_decompositions({}).graph_signature.buffers_to_mutate)
+    # The trace cannot check guards on the base of an example input that is a view.
+    unguarded = copy.copy(program)
+    unguarded._guards_code = []
+    return bool(unguarded.run_decompositions({}).graph_signature.buffers_to_mutate)
 
 
 def _has_small_state(program: ExportedProgram) -> bool:

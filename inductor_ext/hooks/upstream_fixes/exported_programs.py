@@ -1,4 +1,4 @@
-"""Fixes for exported programs: inputs that are not tensors, and constants' values and names."""
+"""Fixes for exported programs: their inputs and sizes, and constants' values and names."""
 
 from __future__ import annotations
 
@@ -83,6 +83,24 @@ HOOKS = (
         parameters=("data", "name"),
     ),
     Hook(
+        "smaller_sizes",
+        "replaced",
+        ("torch._inductor.sizevars.SizeVarAllocator.evaluate_min",),
+        "hooks.upstream_fixes.exported_programs",
+        "The length of a diagonal is the smaller one of the example's sizes. An AOT package gets "
+        "other sizes, too, and accesses elements outside of the tensor.",
+        parameters=("left", "right"),
+        relies_on=("torch._inductor.sizevars.SizeVarAllocator.statically_known_leq",),
+    ),
+    Hook(
+        "larger_sizes",
+        "replaced",
+        ("torch._inductor.sizevars.SizeVarAllocator.evaluate_max",),
+        "hooks.upstream_fixes.exported_programs",
+        "As `smaller_sizes`.",
+        parameters=("left", "right"),
+    ),
+    Hook(
         "attribute_names",
         "replaced",
         ("torch.fx.graph._format_target",),
@@ -103,6 +121,8 @@ def install_hooks() -> None:
         "uniform_constants": _dispatch_deduce_value,
         "constant_names": _dispatch_allocate_constant,
         "constant_views": _dispatch_add_constant,
+        "smaller_sizes": _dispatch_minimum,
+        "larger_sizes": _dispatch_maximum,
         "attribute_names": _dispatch_format_target,
     }
     registry.install(HOOKS, dispatchers)
@@ -178,6 +198,43 @@ def _dispatch_add_constant(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(self, data, name)
 
     return add_tensor_constant
+
+
+def _dispatch_minimum(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def evaluate_min(self: Any, left: Any, right: Any) -> Any:
+        if not _is_decided_by_example(self, left, right):
+            return stock(self, left, right)
+        from torch.utils._sympy.functions import Min
+
+        return Min(left, right)
+
+    return evaluate_min
+
+
+def _dispatch_maximum(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def evaluate_max(self: Any, left: Any, right: Any) -> Any:
+        if not _is_decided_by_example(self, left, right):
+            return stock(self, left, right)
+        from torch.utils._sympy.functions import Max
+
+        return Max(left, right)
+
+    return evaluate_max
+
+
+def _is_decided_by_example(sizevars: Any, left: Any, right: Any) -> bool:
+    """Whether only the inputs of the export decide which of two sizes is smaller."""
+    if not context.current().is_aot or context.settings() is None:
+        return False
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return not (
+        free_unbacked_symbols([left, right])
+        or sizevars.statically_known_leq(left, right)
+        or sizevars.statically_known_leq(right, left)
+    )
 
 
 def _dispatch_format_target(stock: Callable[..., str]) -> Callable[..., str]:

@@ -204,7 +204,6 @@ def test_writes_into_a_buffer_that_gets_new_memory_later(cpp_wrapper: bool) -> N
         torch.testing.assert_close(actual, expected)
 
 
-
 @pytest.mark.parametrize(
     ("dynamic", "cpp_wrapper"), [(False, False), (True, True)], ids=["static", "dynamic in C++"]
 )
