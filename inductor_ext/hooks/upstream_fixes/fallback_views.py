@@ -211,10 +211,11 @@ def _has_other_references(box: Any, new: Any) -> bool:
     if any(view.unwrap_view() is storage for view in views):
         return True
     defining = new_storage.get_defining_op()
+    others = [operation for operation in V.graph.operations if operation is not defining]
     return any(
-        operation is not defining
-        and (name in operation.get_read_names() or name in operation.get_mutation_names())
-        for operation in V.graph.operations
+        name in operation.get_read_names()
+        or any(name in output.get_mutation_names() for output in operation.get_outputs())
+        for operation in others
     )
 
 
