@@ -62,7 +62,8 @@ def plan(constants: Mapping[str, torch.Tensor]) -> Plan:
             key = (str(tensor.device), tensor.untyped_storage().data_ptr(), size)
             start = starts.setdefault(key, start)
         offsets[name] = start if size else 0
-        end = max(end, start + size)
+        if size:
+            end = max(end, start + size)
     return Plan(offsets, sizes, end)
 
 

@@ -232,10 +232,16 @@ def _dispatch_replace_by_example(stock: Callable[..., Any]) -> Callable[..., Any
 def trace_without_unused_sizes(function: Any, args: Any) -> Any:
     """Return the graph of a function, without sizes that nothing uses.
 
-    Operators without a result, such as Triton kernels, stay.
+    Operators without a result, such as Triton kernels, stay. The second trace, which is one of the
+    graph of the first, may know a size that the first has computed; then it is the same graph, with
+    new values.
     """
+    import copy
+
     import torch
     from torch._inductor.pattern_matcher import fwd_only
+    from torch._inductor.virtualized import V
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     gm = fwd_only(function, args, run_functional_passes=False)
     for node in reversed(gm.graph.nodes):
@@ -243,6 +249,10 @@ def trace_without_unused_sizes(function: Any, args: Any) -> Any:
         if node.op == "call_function" and not node.users and isinstance(value, (int, torch.SymInt)):
             gm.graph.erase_node(node)
     gm.recompile()
+    is_second = isinstance(function, torch.fx.GraphModule)
+    if is_second and len(gm.graph.nodes) != len(function.graph.nodes):
+        gm = copy.deepcopy(function)
+        FakeTensorProp(gm, V.fake_mode).propagate_dont_convert_inputs(*args)
     return gm
 
 

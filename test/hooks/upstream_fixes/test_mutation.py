@@ -18,7 +18,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import inductor_ext
 from inductor_ext.hooks.upstream_fixes import mutation
-from test.support.mutating_operators import flip_into, flip_into_both, increment
+from test.support.mutating_operators import (
+    flip_into,
+    flip_into_both,
+    increment,
+    increment_all,
+)
 
 Program = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -370,6 +375,20 @@ def test_updates_of_a_cache_stay_in_place() -> None:
         _, code = run_and_get_code(compiled, torch.ones(2, 1, 40), torch.tensor([5]))
         codes.append([code[0].count(text) for text in ("async_compile.cpp", "empty_strided")])
     assert codes[0] == codes[1]
+
+
+def test_a_size_that_only_the_second_trace_of_a_call_knows() -> None:
+    """Seed 310089 of the graph fuzzer: the copy of an operand has as many elements plus one."""
+
+    def program(index: torch.Tensor) -> torch.Tensor:
+        result = index ^ index
+        increment_all([index[:-1]])
+        return result.copy_(index)
+
+    compiled = torch.compile(program, backend="inductor_ext", dynamic=True)
+    actual, expected = torch.arange(5), torch.arange(5)
+    assert compiled(actual).equal(program(expected))
+    assert actual.equal(expected)
 
 
 def test_kernels_without_a_result_are_not_unused_sizes() -> None:
