@@ -48,7 +48,7 @@ def _dispatch_define(stock: Callable[..., str]) -> Callable[..., str]:
     return define_kernel
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """The lines with the braces of a block."""
 
     begin: int
@@ -66,13 +66,13 @@ def catch_errors(source: str) -> str:
     lines = source.split("\n")
     before: dict[int, str] = {}
     after: dict[int, str] = {}
-    region = _Block(-1, -1)
+    region = Block(-1, -1)
     count = 0
     for number, line in enumerate(lines):
         directive = _DIRECTIVE.match(line)
         if directive is None:
             continue
-        block = _find_block(lines, number + 1)
+        block = find_block(lines, number + 1)
         if block is None or _CHECK not in "".join(lines[block.begin : block.end]):
             continue
         constructs = directive["clauses"].split()
@@ -88,7 +88,7 @@ def catch_errors(source: str) -> str:
         if number <= region.end and ("for" in constructs or "single" in constructs):
             collapsed = _COLLAPSE.search(line)
             for _ in range(int(collapsed[1]) - 1 if collapsed else 0):
-                block = _find_block(lines, block.begin + 1) or block
+                block = find_block(lines, block.begin + 1) or block
             after[block.begin] = "try {"
             before[block.end] = (
                 f"}} catch (...) {{ if (!{failed}.test_and_set()) "
@@ -102,7 +102,7 @@ def catch_errors(source: str) -> str:
     )
 
 
-def _find_block(lines: list[str], start: int) -> _Block | None:
+def find_block(lines: list[str], start: int) -> Block | None:
     """The first block that begins at line `start` or below."""
     depth, begin = 0, start
     for number in range(start, len(lines)):
@@ -111,5 +111,5 @@ def _find_block(lines: list[str], start: int) -> _Block | None:
             begin = number
         depth += line.count("{") - line.count("}")
         if depth == 0 and begin < number and "}" in line:
-            return _Block(begin, number)
+            return Block(begin, number)
     return None
