@@ -121,8 +121,8 @@ def install_hooks() -> None:
         "uniform_constants": _dispatch_deduce_value,
         "constant_names": _dispatch_allocate_constant,
         "constant_views": _dispatch_add_constant,
-        "smaller_sizes": _dispatch_minimum,
-        "larger_sizes": _dispatch_maximum,
+        "smaller_sizes": _dispatch_comparison("Min"),
+        "larger_sizes": _dispatch_comparison("Max"),
         "attribute_names": _dispatch_format_target,
     }
     registry.install(HOOKS, dispatchers)
@@ -200,28 +200,21 @@ def _dispatch_add_constant(stock: Callable[..., Any]) -> Callable[..., Any]:
     return add_tensor_constant
 
 
-def _dispatch_minimum(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def evaluate_min(self: Any, left: Any, right: Any) -> Any:
-        if not _is_decided_by_example(self, left, right):
-            return stock(self, left, right)
-        from torch.utils._sympy.functions import Min
+def _dispatch_comparison(function: str) -> registry.MakeDispatcher:
+    """A dispatcher that keeps a function of two sizes, "Min" or "Max", as an expression."""
 
-        return Min(left, right)
+    def make(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def evaluate(self: Any, left: Any, right: Any) -> Any:
+            if not _is_decided_by_example(self, left, right):
+                return stock(self, left, right)
+            from torch.utils._sympy import functions
 
-    return evaluate_min
+            return getattr(functions, function)(left, right)
 
+        return evaluate
 
-def _dispatch_maximum(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def evaluate_max(self: Any, left: Any, right: Any) -> Any:
-        if not _is_decided_by_example(self, left, right):
-            return stock(self, left, right)
-        from torch.utils._sympy.functions import Max
-
-        return Max(left, right)
-
-    return evaluate_max
+    return make
 
 
 def _is_decided_by_example(sizevars: Any, left: Any, right: Any) -> bool:
