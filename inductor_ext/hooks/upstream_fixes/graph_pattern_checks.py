@@ -68,16 +68,21 @@ def _add_checks() -> None:
     """Add a check to the registered patterns that need one, once per pattern."""
     from torch._inductor.fx_passes import joint_graph, post_grad
 
+    matchers = (joint_graph.patterns, post_grad.pass_patterns[1])
+    entries = [*itertools.chain.from_iterable(e for m in matchers for e in m.patterns.values())]
+    new = [entry for entry in entries if not hasattr(entry, _MARK)]
+    if not new:
+        return
     precompiled = _find_attention_patterns()
-    for matcher in (joint_graph.patterns, post_grad.pass_patterns[1]):
-        for entry in itertools.chain.from_iterable(matcher.patterns.values()):
-            check = getattr(entry, "extra_check", None)
-            if check is None or hasattr(check, _MARK):
-                continue
-            if id(entry.pattern) in precompiled:
-                entry.extra_check = _check_dimensions(check, precompiled[id(entry.pattern)])
-            elif _is_whole_permutation(entry.pattern):
-                entry.extra_check = _refuse(check)
+    for entry in new:
+        setattr(entry, _MARK, True)
+        check = getattr(entry, "extra_check", None)
+        if check is None:
+            continue
+        if id(entry.pattern) in precompiled:
+            entry.extra_check = _check_dimensions(check, precompiled[id(entry.pattern)])
+        elif _is_whole_permutation(entry.pattern):
+            entry.extra_check = _refuse(check)
 
 
 def _find_attention_patterns() -> dict[int, Trace]:
@@ -132,7 +137,6 @@ def _refuse(stock: Check) -> Check:
     def check(match: Any) -> bool:
         return context.settings() is None and stock(match)
 
-    setattr(check, _MARK, True)
     return check
 
 
@@ -143,7 +147,6 @@ def _check_dimensions(stock: Check, trace: Trace) -> Check:
             return False
         return context.settings() is None or has_same_dimensions(match.output_node(), trace())
 
-    setattr(check, _MARK, True)
     return check
 
 
