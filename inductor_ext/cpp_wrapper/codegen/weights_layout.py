@@ -62,8 +62,7 @@ def plan(constants: Mapping[str, torch.Tensor]) -> Plan:
             key = (str(tensor.device), tensor.untyped_storage().data_ptr(), size)
             start = starts.setdefault(key, start)
         offsets[name] = start if size else 0
-        if size:
-            end = max(end, start + size)
+        end = max(end, offsets[name] + size)
     return Plan(offsets, sizes, end)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
-from inductor_ext.hooks.upstream_fixes.parallel_errors import find_block
+from inductor_ext.hooks.upstream_fixes.parallel_errors import dispatch_kernels, find_block
 
 _OWNER = "hooks.upstream_fixes.cpu_matmuls"
 _TEMPLATE = "torch._inductor.codegen.cpp_gemm_template.CppGemmTemplate"
@@ -57,21 +57,11 @@ _NUMBER = "const int tid = omp_get_thread_num();"
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
     dispatchers = {
-        "missing_threads": _dispatch_define,
+        "missing_threads": dispatch_kernels(compute_all_tiles),
         "slices_of_k": _dispatch_blocks,
         "slices_of_k_in_calls": _dispatch_blocks,
     }
     registry.install(HOOKS, dispatchers)
-
-
-def _dispatch_define(stock: Callable[..., str]) -> Callable[..., str]:
-    @functools.wraps(stock)
-    def define_kernel(self: Any, src_code: str, *args: Any, **kwargs: Any) -> str:
-        if context.settings() is not None:
-            src_code = compute_all_tiles(src_code)
-        return stock(self, src_code, *args, **kwargs)
-
-    return define_kernel
 
 
 def _dispatch_blocks(stock: Callable[..., Any]) -> Callable[..., Any]:

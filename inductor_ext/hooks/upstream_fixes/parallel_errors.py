@@ -35,17 +35,22 @@ _STRING = re.compile(r'"(\\.|[^"\\])*"')
 
 def install_hooks() -> None:
     """Install the dispatcher, once per process."""
-    registry.install(HOOKS, {"parallel_errors": _dispatch_define})
+    registry.install(HOOKS, {"parallel_errors": dispatch_kernels(catch_errors)})
 
 
-def _dispatch_define(stock: Callable[..., str]) -> Callable[..., str]:
-    @functools.wraps(stock)
-    def define_kernel(self: Any, src_code: str, *args: Any, **kwargs: Any) -> str:
-        if context.settings() is not None:
-            src_code = catch_errors(src_code)
-        return stock(self, src_code, *args, **kwargs)
+def dispatch_kernels(rewrite: Callable[[str], str]) -> registry.MakeDispatcher:
+    """A dispatcher of `define_kernel` that rewrites kernels in the extension's compiles."""
 
-    return define_kernel
+    def make(stock: Callable[..., str]) -> Callable[..., str]:
+        @functools.wraps(stock)
+        def define_kernel(self: Any, src_code: str, *args: Any, **kwargs: Any) -> str:
+            if context.settings() is not None:
+                src_code = rewrite(src_code)
+            return stock(self, src_code, *args, **kwargs)
+
+        return define_kernel
+
+    return make
 
 
 class Block(NamedTuple):
