@@ -40,6 +40,11 @@ class Site:
     """The nodes that a CUTLASS kernel would compute; None if no CUTLASS kernel is requested."""
     requests_cutlass: Callable[[GemmProblem], bool] = lambda problem: False
     """Whether a CUTLASS kernel is requested for a problem."""
+    _by_m: dict[int, GemmProblem] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
+    """The problems without CUTLASS, by M. They are kept, because the epilogues in the graph change
+    when other sites are applied, after this site's problems were decided."""
 
     @property
     def m(self) -> Any:
@@ -60,7 +65,9 @@ class Site:
         """Return the problem for a value of M. Other sizes, and strides, that contain the symbol of
         M follow it.
         """
-        problem = self._problem_at(m)
+        if m not in self._by_m:
+            self._by_m[m] = self._problem_at(m)
+        problem = self._by_m[m]
         if self.cutlass is None:
             return problem
         kernel_problem = self.cutlass.kernel_problem(problem)

@@ -131,6 +131,23 @@ def test_sizes_of_one_symbol_are_decided_together() -> None:
     assert lowered.code.count("extern_kernels.bmm(") == 2
 
 
+def test_problems_of_a_matmul_do_not_change_when_its_epilogue_does() -> None:
+    """The first matmul of a chain moves into branches together with the operations that would be
+    the epilogue of the second. M and K are the same symbol, as in the gradient of `x @ x.mT`.
+    """
+
+    def rule(problem: GemmProblem) -> GemmConfig | None:
+        return None if problem.m <= 64 else TILE
+
+    def function(x: Tensor, w: Tensor, z: Tensor) -> Tensor:
+        return (z - x.t() @ w - x @ w) * 2
+
+    inputs = ((("m", "m"), HALF), (("m", 65), HALF), (("m", 65), HALF))
+    lowered, problems = lower(rule, function, *inputs)
+    assert generated_code.dispatch_limits(lowered.code) == [64, 64]
+    assert {problem.m for problem in problems} == {2, 16, 64, 256, 2048}
+
+
 def test_branches_use_sizes_that_are_equal() -> None:
     """The K of the operands are two symbols, which the matmul unifies."""
 
