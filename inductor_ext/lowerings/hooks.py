@@ -139,7 +139,7 @@ def install_hooks() -> None:
     """Register the lowerings, and install the dispatchers, once per process."""
     # Importing these modules registers their lowerings.
     from inductor_ext.lowerings import aten, fused  # noqa: F401
-    from inductor_ext.lowerings.pointwise import erf  # noqa: F401
+    from inductor_ext.lowerings.pointwise import division, erf  # noqa: F401
 
     dispatchers = {
         "joint_passes": _dispatch_joint_passes,
