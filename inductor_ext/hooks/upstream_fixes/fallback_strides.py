@@ -46,7 +46,6 @@ HOOKS = (
         "strides of an expanded input, with which the elements of the result overlap.",
         parameters=("x", "exact_strides"),
         relies_on=("torch._inductor.ir.ExpandView", "torch._inductor.ir.ReinterpretView"),
-        until="2.13",
     ),
 )
 
@@ -75,7 +74,9 @@ def _dispatch_require_exact_strides(stock: Callable[..., Any]) -> Callable[..., 
 
 
 def _without_overlap(x: Any, strides: Any) -> Any:
-    """The strides of a tensor in memory of its own; `strides` if it is a view of other memory."""
+    """The strides of a tensor in memory of its own; `strides` if it is a view of other memory, or
+    the result of an operator that Inductor does not lower, which exists with its strides.
+    """
     from torch._inductor import ir
 
     value = x
@@ -83,7 +84,7 @@ def _without_overlap(x: Any, strides: Any) -> Any:
         if isinstance(value, (ir.ExpandView, ir.ReinterpretView)):
             return strides
         value = value.data
-    if isinstance(value, ir.InputBuffer):
+    if isinstance(value, (ir.InputBuffer, ir.MultiOutput, ir.ExternKernel)):
         return strides
     return ir.FlexibleLayout.contiguous_strides(x.get_size())
 

@@ -182,7 +182,11 @@ def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> No
         for index, node in enumerate(_results(output))
         if isinstance(node, Node) and index not in views
     }
-    copied = [write for write in writes if aliasing.needs_copy(write, writes, values, owned)]
+    copied = [
+        write
+        for write in writes
+        if aliasing.needs_copy(write, writes, values, owned) or graph_writes.overlaps_itself(write)
+    ]
     reads: dict[tuple[Node, Path], None] = {}
     for write in writes:
         shared = write.node.meta.get(_SHARED, {}).get(write.path, ())

@@ -49,6 +49,35 @@ def find_custom_writes(graph: Graph) -> list[Write]:
     ]
 
 
+def overlaps_itself(write: Write) -> bool:
+    """Whether elements of an operand share memory, as those of expanded and unfolded tensors.
+
+    A custom operator overwrites such an operand if the program says so. A functional operator,
+    which is made in-place, must not.
+    """
+    return write.node.target not in _custom_operators() and _overlaps(write.operand.meta["val"])
+
+
+def _overlaps(value: torch.Tensor) -> bool:
+    overlap = torch._debug_has_internal_overlap(value)
+    if overlap < 2:
+        return bool(overlap)
+    # The answer is not simple. Whether views overlap does not depend on sizes in practice.
+    sizes, strides = (
+        [item.node.hint if isinstance(item, torch.SymInt) else item for item in items]
+        for items in (value.shape, value.stride())
+    )
+    if None in sizes or None in strides:
+        return True
+    extent = 0
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size != 1:
+            if stride <= extent:
+                return True
+            extent += stride * (size - 1)
+    return False
+
+
 def _describe_copy(node: Node) -> Iterator[Write]:
     target, source = node.args[:2]
     assert isinstance(target, Node)
