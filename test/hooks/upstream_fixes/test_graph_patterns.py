@@ -1,4 +1,4 @@
-"""Rewrites of the joint graph: scaled softmax of integers, views of tensors of one value."""
+"""Rewrites of graphs: scaled softmax, views of one value, products with 0, sums of one value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def _check(model: Callable[..., Tensors], *inputs: torch.Tensor, cpp_wrapper: bo
     options = {"cpp_wrapper": cpp_wrapper}
     compiled = torch.compile(model, backend="inductor_ext", fullgraph=True, options=options)
     for index, (result, value) in enumerate(zip(compiled(*inputs), model(*inputs), strict=True)):
-        torch.testing.assert_close(result, value, msg=lambda text, i=index: f"result {i}: {text}")
+        torch.testing.assert_close(
+            result, value, equal_nan=True, msg=lambda text, i=index: f"result {i}: {text}"
+        )
 
 
 def _subtract_maximum(x: torch.Tensor) -> torch.Tensor:
@@ -68,3 +70,28 @@ def test_tensors_of_one_value_are_viewed_in_dtypes_of_other_sizes() -> None:
         return [*results, torch.full((1,), 258, dtype=torch.int32).view(torch.int8) + i]
 
     _check(model, *inputs)
+
+
+def test_products_of_zero_and_no_number_are_no_number() -> None:
+    x = torch.tensor([1.0, torch.nan, torch.inf, -2.0])
+
+    def model(x: torch.Tensor) -> list[torch.Tensor]:
+        halves, pairs = x.half() * 0, torch.complex(x, -x) * 0
+        return [x * 0, 0 * x + 1, halves, pairs, 1 / (x * 0), x.clone().mul_(0), x.long() * 0]
+
+    _check(model, x)
+
+
+def test_sums_of_one_value_have_the_dtype_and_the_converted_value() -> None:
+    def model(x: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            torch.full((4,), 2.7, dtype=torch.int64).cumsum(0),
+            torch.full((4,), 3, dtype=torch.bool).cumsum(0),
+            torch.full((2, 4), 2.7).cumsum(-1, dtype=torch.int64),
+            torch.full((4,), 2.5).cumsum(0, dtype=torch.float64),
+            torch.full((4,), 3, dtype=torch.int16).cumsum(0),
+            torch.full((), 2.5).cumsum(0),
+            torch.full((2, 4), 2.5).cumsum(1) * x,
+        ]
+
+    _check(model, torch.ones(1))
