@@ -1,10 +1,11 @@
-"""Fixes for control flow: `cond`, `while_loop`, `scan`."""
+"""Fixes for control flow: `cond`, `while_loop`, `scan`, `map`."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from inductor_ext import _compat, exc
@@ -83,7 +84,16 @@ HOOKS = (
         "replaced",
         ("torch._inductor.fx_passes.post_grad.decompose_scan_to_while_loop",),
         "hooks.upstream_fixes.control_flow",
-        "A scan over a slice of dynamic size fails with a KeyError of a symbol.",
+        "A scan over a slice of dynamic size fails with a KeyError of a symbol. Every scan fails "
+        "unless `torch._dynamo.config.capture_scalar_outputs` is set: the loop reads its index.",
+        parameters=("gm",),
+    ),
+    Hook(
+        "map_index",
+        "replaced",
+        ("torch._inductor.fx_passes.post_grad.decompose_map_to_while_loop",),
+        "hooks.upstream_fixes.control_flow",
+        "As `scan_sizes`, for `map`.",
         parameters=("gm",),
     ),
 )
@@ -99,6 +109,7 @@ def install_hooks() -> None:
         "subgraph_operands": _dispatch_subgraph,
         "loop_numbers": _dispatch_incremental_update,
         "scan_sizes": _dispatch_decompose_scan,
+        "map_index": _dispatch_decompose_map,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -135,11 +146,12 @@ def _dispatch_incremental_update(stock: Callable[..., Any]) -> Callable[..., Any
 def _dispatch_decompose_scan(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def decompose_scan_to_while_loop(gm: Any) -> Any:
-        try:
+        if context.settings() is None:
             return stock(gm)
+        try:
+            with _allow_scalar_outputs():
+                return stock(gm)
         except KeyError as error:
-            if context.settings() is None:
-                raise
             raise exc.UnsupportedControlFlowError(
                 operators="scan",
                 why=f"the size {error.args[0]} of a result is not among its arguments",
@@ -148,6 +160,30 @@ def _dispatch_decompose_scan(stock: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
 
     return decompose_scan_to_while_loop
+
+
+def _dispatch_decompose_map(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def decompose_map_to_while_loop(gm: Any) -> Any:
+        if context.settings() is None:
+            return stock(gm)
+        with _allow_scalar_outputs():
+            return stock(gm)
+
+    return decompose_map_to_while_loop
+
+
+@contextlib.contextmanager
+def _allow_scalar_outputs() -> Iterator[None]:
+    """Let traces read numbers from tensors, as those of loops read the index."""
+    from torch._inductor.virtualized import V
+
+    mode = V.fake_mode
+    saved, mode.allow_scalar_outputs = mode.allow_scalar_outputs, True
+    try:
+        yield
+    finally:
+        mode.allow_scalar_outputs = saved
 
 
 def _find_control_flow(graph: Any) -> str:

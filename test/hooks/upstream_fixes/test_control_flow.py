@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
@@ -236,3 +237,19 @@ def test_subgraphs_of_backward_graphs_keep_their_operands(function: Any, cpp_wra
         inputs = [torch.randn(4, 4, requires_grad=True) for _ in range(2)]
         gradients.append(torch.autograd.grad(version(*inputs).sin().sum(), inputs))
     torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scans_and_maps_need_no_setting(dynamic: bool) -> None:
+    """Inductor (default) fails unless `capture_scalar_outputs` is set: the loop reads its index."""
+
+    def model(initial: Tensor, rows: Tensor) -> list[Tensor]:
+        last, products = scan(lambda carry, row: (carry + row, carry * row), initial, rows, dim=0)
+        return [last, products, map_rows(lambda row, scale: row * scale + 1, rows, initial)]
+
+    compiled = torch.compile(model, backend=BACKEND, fullgraph=True, dynamic=dynamic)
+    initial = torch.arange(3.0)
+    for count in (3, 1, 5):
+        rows = torch.arange(3.0 * count).reshape(count, 3) - 4
+        for result, value in zip(compiled(initial, rows), model(initial, rows), strict=True):
+            assert torch.equal(result, value)
