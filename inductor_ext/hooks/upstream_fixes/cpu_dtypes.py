@@ -32,13 +32,27 @@ HOOKS = (
         "Vectors of an 8-bit floating-point dtype can be converted only to and from float.",
         parameters=("src", "dtype", "src_dtype"),
     ),
+    Hook(
+        "masked_booleans",
+        "replaced",
+        ("torch._inductor.codegen.cpp.CppVecOverrides.masked",),
+        "hooks.upstream_fixes.cpu_dtypes",
+        "The Booleans of a masked block are taken for a mask of float vectors. Those of integers "
+        "and float64, as in `pad(x > 3)`, are a mask of such vectors, and do not compile.",
+        parameters=("mask", "body", "other"),
+        relies_on=("torch._inductor.codegen.cpp.CppVecKernel._get_mask_cast",),
+    ),
 )
 
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
     dispatchers = {f"small_integer_{name}": _dispatch_small_integers for name in _INT_RESULTS}
-    registry.install(HOOKS, {**dispatchers, "float8_conversion": _dispatch_conversion})
+    dispatchers |= {
+        "float8_conversion": _dispatch_conversion,
+        "masked_booleans": _dispatch_masked,
+    }
+    registry.install(HOOKS, dispatchers)
 
 
 def _dispatch_small_integers(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,3 +102,27 @@ def _dispatch_conversion(stock: Callable[..., str]) -> Callable[..., str]:
 
 def _is_float8(dtype: Any) -> bool:
     return bool(dtype.is_floating_point) and dtype.itemsize == 1
+
+
+def _dispatch_masked(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def masked(mask: Any, body: Callable[[], Any], other: Any) -> Any:
+        if context.settings() is not None:
+            body = functools.partial(_cast_mask, body)
+        return stock(mask, body, other)
+
+    return masked
+
+
+def _cast_mask(body: Callable[[], Any]) -> Any:
+    """Return the result of a masked block; as a mask of float vectors if it is a mask."""
+    import torch
+    from torch._inductor.virtualized import V
+
+    result = body()
+    if result.dtype != torch.bool or not result.is_vec:
+        return result
+    code = V.kernel._get_mask_cast(result, torch.float)
+    cast = V.kernel.cse.generate(V.kernel.compute, code, dtype=torch.bool)
+    cast.is_vec = True
+    return cast

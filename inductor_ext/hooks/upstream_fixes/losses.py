@@ -21,7 +21,6 @@ HOOKS = (
         "The decomposition of multilabel_margin_loss adds the margins of label 0 for each place "
         "after the last label of a row, which the target -1 ends (until torch 2.13), and the loss "
         "of one row has a dimension.",
-        parameters=("input", "target", "reduction"),
         relies_on=(
             "torch._inductor.decomposition.decompositions",
             "torch._inductor.decomposition.fast_random_decomps",

@@ -1,4 +1,4 @@
-"""C++ kernels: integers of 8 and 16 bits, and conversions of 8-bit floating-point numbers."""
+"""C++ kernels: integers of 8 and 16 bits, 8-bit floating-point numbers, and Booleans."""
 
 from __future__ import annotations
 
@@ -61,3 +61,19 @@ def test_values_without_a_known_dtype_are_converted() -> None:
         return [y for x in xs for y in torch.nn.functional.max_pool2d(x, 2, return_indices=True)]
 
     _check(model, image.contiguous(memory_format=torch.channels_last), image.transpose(2, 3))
+
+
+def test_masked_blocks_of_booleans() -> None:
+    """Comparisons of integers and of float64 are masks of other vectors than those of float32."""
+
+    def model(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        results = []
+        for value in (x > 3, x.int() > 3, y > 0, y.float() > 0, y.half() > 0, (x * 1).bool()):
+            rows = torch.nn.functional.pad(value, (0, 0, 1, 0))
+            columns = torch.nn.functional.pad(value, (2, 1), value=True)
+            results += [rows, columns, torch.slice_scatter(~value, value[:-1], 0, 1)]
+        return results
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 7, (9, 37), generator=generator)
+    _check(model, x, torch.randn(9, 37, generator=generator).double())
