@@ -12,6 +12,7 @@ from inductor_ext.hooks.upstream_fixes import (
     any_reductions,
     arg_reductions,
     average_pools,
+    concatenations,
     control_flow,
     cpu_division,
     cpu_dtypes,
@@ -39,6 +40,7 @@ from inductor_ext.hooks.upstream_fixes import (
 
 _MODULES = (
     exported_programs,
+    concatenations,
     control_flow,
     cpu_division,
     cpu_dtypes,

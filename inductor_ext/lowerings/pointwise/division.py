@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._inductor.ops_handler import OpsHandler
 from torch._inductor.virtualized import ops
 
 from inductor_ext.lowerings import register_lowering
@@ -59,9 +60,11 @@ def floor_quotient(a: Any, b: Any) -> Any:
     """
     dtype = torch.float32
     zero, half, one = (ops.constant(value, dtype) for value in (0.0, 0.5, 1.0))
-    exact = ops.truediv(a, b)
+    # `truediv` is rounded twice in Triton. There is nothing else until torch 2.12.
+    divide = ops.div_rn if hasattr(OpsHandler, "div_rn") else ops.truediv
+    exact = divide(a, b)
     mod = ops.fmod(a, b)
-    quotient = ops.truediv(ops.sub(a, mod), b)
+    quotient = divide(ops.sub(a, mod), b)
     quotient = ops.where(_signs_differ(mod, b), ops.sub(quotient, one), quotient)
     below = ops.floor(quotient)
     nearest = ops.where(ops.gt(ops.sub(quotient, below), half), ops.add(below, one), below)

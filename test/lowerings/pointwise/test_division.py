@@ -41,6 +41,9 @@ def _assert_same(results: list[Tensor], expected: list[Tensor]) -> None:
     for index, (result, value) in enumerate(zip(results, expected, strict=True)):
         assert result.dtype == value.dtype
         same = (result == value) | (result.isnan() & value.isnan())
+        if value.is_cuda and value.dtype == torch.float32:
+            # On torch 2.11, large quotients are rounded twice.
+            same |= (value.abs() > 2**24) & ((result / value - 1).abs() < 2**-23)
         signs = (result.signbit() == value.signbit()) | (value != 0)
         assert bool((same & signs).all()), f"result {index}"
 
@@ -48,8 +51,6 @@ def _assert_same(results: list[Tensor], expected: list[Tensor]) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_results_are_those_of_eager_mode(device: str) -> None:
     dtypes = (*EXACT, torch.float16, torch.bfloat16)
-    if device == "cuda":
-        dtypes = EXACT  # In 16 bits, some of eager mode's kernels round intermediate values.
     pairs = [[value.to(device) for value in _pairs(dtype)] for dtype in dtypes]
 
     def model(pairs: Any) -> list[Tensor]:
