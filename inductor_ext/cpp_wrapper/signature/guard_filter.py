@@ -86,12 +86,14 @@ def ignore_performance_guards(program: ExportedProgram | torch.fx.GraphModule) -
 
     @functools.wraps(original)
     def evaluate_expr(query: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(query, (sympy.Eq, sympy.Ne)) or not _PERFORMANCE_QUERIES.search(
-            _name_caller()
-        ):
+        if not _PERFORMANCE_QUERIES.search(_name_caller()):
             return original(query, *args, **kwargs)
         with environment.suppress_guards():
+            answer = original(query, *args, **kwargs)
+        if isinstance(query, (sympy.Eq, sympy.Ne)) and bool(answer) == isinstance(query, sympy.Eq):
+            # The code may rely on the equality.
             return original(query, *args, **kwargs)
+        return answer
 
     # Patch only this instance, so that compiles of other programs are unaffected.
     environment.evaluate_expr = evaluate_expr

@@ -35,9 +35,10 @@ def _lower_cat(stock: Callable[..., Any], inputs: Sequence[Any], dim: int = 0) -
     node = V.graph.current_node
     # The lowerings of other operators call this one, too, with operands of their own.
     if node.target is torch.ops.aten.cat.default and _is_overwritten(node):
+        operands: Any = node.args[0]
         inputs = [
             lowering.clone(value) if _is_read_elsewhere(operand) else value
-            for operand, value in zip(node.args[0], inputs, strict=True)
+            for operand, value in zip(operands, inputs, strict=True)
         ]
     return stock(inputs, dim)
 

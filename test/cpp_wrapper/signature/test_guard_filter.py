@@ -37,3 +37,20 @@ def test_performance_guards_restrict_no_size() -> None:
     assert "evaluate_expr" not in vars(environment)
     (symbol,) = signature.symbols
     assert conditions.add_guards(signature, environment).symbols == {symbol: Range(2, 15)}
+
+
+def test_sizes_that_differ_are_no_guard_of_a_view() -> None:
+    """Torch asks whether dimensions can be merged: `2 * ((size + 1) // 2) == size`. The code of a
+    view is correct if they are not, and may rely on it if they are.
+    """
+    program = export(lambda x: x + 1, torch.zeros(5), shapes=({0: Dim.DYNAMIC},))
+    (size,) = next(iter(program.graph.find_nodes(op="placeholder"))).meta["val"].shape
+    environment = size.node.shape_env
+    source = "def ask(size, other): return bool(size == other)"
+    scope: dict[str, Any] = {}
+    exec(compile(source, "/python/torch/_subclasses/fake_impls.py", "exec"), scope)
+    with guard_filter.ignore_performance_guards(program):
+        assert not scope["ask"](2 * ((size + 1) // 2), size)
+        assert environment.guards == []
+        assert scope["ask"](2 * ((size + 1) // 2), size + 1)
+        assert len(environment.guards) == 1
