@@ -109,7 +109,7 @@ def install_hooks() -> None:
         "subgraph_operands": _dispatch_subgraph,
         "loop_numbers": _dispatch_incremental_update,
         "scan_sizes": _dispatch_decompose_scan,
-        "map_index": _dispatch_decompose_map,
+        "map_index": _dispatch_decompose,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -144,14 +144,15 @@ def _dispatch_incremental_update(stock: Callable[..., Any]) -> Callable[..., Any
 
 
 def _dispatch_decompose_scan(stock: Callable[..., Any]) -> Callable[..., Any]:
+    decompose = _dispatch_decompose(stock)
+
     @functools.wraps(stock)
     def decompose_scan_to_while_loop(gm: Any) -> Any:
-        if context.settings() is None:
-            return stock(gm)
         try:
-            with _allow_scalar_outputs():
-                return stock(gm)
+            return decompose(gm)
         except KeyError as error:
+            if context.settings() is None:
+                raise
             raise exc.UnsupportedControlFlowError(
                 operators="scan",
                 why=f"the size {error.args[0]} of a result is not among its arguments",
@@ -162,15 +163,15 @@ def _dispatch_decompose_scan(stock: Callable[..., Any]) -> Callable[..., Any]:
     return decompose_scan_to_while_loop
 
 
-def _dispatch_decompose_map(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _dispatch_decompose(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def decompose_map_to_while_loop(gm: Any) -> Any:
+    def decompose_to_while_loop(gm: Any) -> Any:
         if context.settings() is None:
             return stock(gm)
         with _allow_scalar_outputs():
             return stock(gm)
 
-    return decompose_map_to_while_loop
+    return decompose_to_while_loop
 
 
 @contextlib.contextmanager

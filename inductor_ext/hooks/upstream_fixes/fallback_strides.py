@@ -42,8 +42,9 @@ HOOKS = (
         "replaced",
         ("torch._inductor.ir.ExternKernel.require_exact_strides",),
         _OWNER,
-        "The fake implementations of slice_scatter, select_scatter and diagonal_scatter return the "
-        "strides of an expanded input, with which the elements of the result overlap.",
+        "The fake implementations of as_strided_scatter and, until torch 2.13, slice_scatter, "
+        "select_scatter and diagonal_scatter return the strides of an expanded input, with which "
+        "the elements of the result overlap.",
         parameters=("x", "exact_strides"),
         relies_on=("torch._inductor.ir.ExpandView", "torch._inductor.ir.ReinterpretView"),
     ),

@@ -51,7 +51,7 @@ HOOKS = (
         (f"{_POST_GRAD}.pointless_cumsum_replacement",),
         "hooks.upstream_fixes.graph_patterns",
         "`cumsum(full(value))` becomes multiples of `value`, without the conversion of `value` to "
-        "the dtype of `full` (until torch 2.13), without a dtype given to `cumsum` (the same), and "
+        "the dtype of `full` (until torch 2.14), without a dtype given to `cumsum` (the same), and "
         "of a tensor without dimensions, which is an error.",
         parameters=("match", "shape", "fill_value", "device", "dtype", "dim"),
         relies_on=(f"{_POST_GRAD}.pass_patterns",),

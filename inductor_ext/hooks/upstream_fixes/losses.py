@@ -19,7 +19,7 @@ HOOKS = (
         ("torch._decomp.decompositions.multilabel_margin_loss_forward",),
         "hooks.upstream_fixes.losses",
         "The decomposition of multilabel_margin_loss adds the margins of label 0 for each place "
-        "after the last label of a row, which the target -1 ends (until torch 2.13), and the loss "
+        "after the last label of a row, which the target -1 ends (until torch 2.14), and the loss "
         "of one row has a dimension.",
         relies_on=(
             "torch._inductor.decomposition.decompositions",

@@ -244,8 +244,8 @@ def test_scans_and_maps_need_no_setting(dynamic: bool) -> None:
     """Inductor (default) fails unless `capture_scalar_outputs` is set: the loop reads its index."""
 
     def model(initial: Tensor, rows: Tensor) -> list[Tensor]:
-        last, products = scan(lambda carry, row: (carry + row, carry * row), initial, rows, dim=0)
-        return [last, products, map_rows(lambda row, scale: row * scale + 1, rows, initial)]
+        last, scaled = scan(lambda carry, row: (carry + row, carry * row), initial, rows, dim=0)
+        return [last, scaled, map_rows(lambda row, scale: row * scale + 1, rows, initial)]
 
     compiled = torch.compile(model, backend=BACKEND, fullgraph=True, dynamic=dynamic)
     initial = torch.arange(3.0)

@@ -1,4 +1,4 @@
-"""Rewrites of graphs: scaled softmax, views of one value, products with 0, sums of one value."""
+"""Rewrites of graphs: scaled softmax, views of one value, factors of 0, sums of one value."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_tensors_of_one_value_are_viewed_in_dtypes_of_other_sizes() -> None:
     _check(model, *inputs)
 
 
-def test_products_of_zero_and_no_number_are_no_number() -> None:
+def test_nan_and_infinity_times_zero_are_nan() -> None:
     x = torch.tensor([1.0, torch.nan, torch.inf, -2.0])
 
     def model(x: torch.Tensor) -> list[torch.Tensor]:
