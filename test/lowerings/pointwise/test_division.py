@@ -42,8 +42,8 @@ def _assert_same(results: list[Tensor], expected: list[Tensor]) -> None:
         assert result.dtype == value.dtype
         same = (result == value) | (result.isnan() & value.isnan())
         if value.is_cuda and value.dtype == torch.float32:
-            # On torch 2.11, large quotients are rounded twice.
-            same |= (value.abs() > 2**24) & ((result / value - 1).abs() < 2**-23)
+            # On torch 2.11, large quotients are rounded twice: one unit in the last place.
+            same |= (value.abs() > 2**24) & ((result / value - 1).abs() <= 2**-23)
         signs = (result.signbit() == value.signbit()) | (value != 0)
         assert bool((same & signs).all()), f"result {index}"
 
