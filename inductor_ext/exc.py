@@ -290,13 +290,10 @@ class UnsupportedOperatorError(InductorExtError):
 
 
 class UnsupportedMutationError(InductorExtError):
-    """A call of an operator that overwrites memory in a way that cannot be compiled."""
+    """A call of an operator on overwritten memory that cannot be compiled."""
 
-    template = (
-        "Cannot compile a call of {operator}: it overwrites a view that has another dtype than its "
-        "base, and another operand shares the memory."
-    )
-    remedy = "Call the operator with a clone of the view, and then copy the clone into the view."
+    template = "Cannot compile a call of {operator}: {why}."
+    remedy = "{fix}"
 
 
 class UnsupportedControlFlowError(InductorExtError):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from inductor_ext.hooks.upstream_fixes import aliasing, graph_writes
+from inductor_ext.hooks.upstream_fixes import aliasing, graph_strides, graph_writes
 from inductor_ext.hooks.upstream_fixes.aliasing import Path, Values
 
 _SHARED = "inductor_ext_shared_operands"
@@ -51,14 +51,18 @@ class _FakeMemory:
 
     def overlaps(self, tensor: Any, other: Any) -> bool:
         from torch._C._dynamo.guards import compute_overlapping_tensors
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
 
         if tensor.dtype != other.dtype:
             return True
-        try:
-            return len(compute_overlapping_tensors([tensor, other])) != 0
-        except Exception:
-            # The sizes depend on data.
+        (start, end), (other_start, other_end) = _extent(tensor), _extent(other)
+        if statically_known_true(end < other_start) or statically_known_true(other_end < start):
+            return False
+        # An answer for the example's sizes would be a condition of a package.
+        numbers = (*_layout(tensor), *_layout(other))
+        if not all(isinstance(number, int) for number in numbers):
             return True
+        return len(compute_overlapping_tensors([tensor, other])) != 0
 
     def is_same_view(self, node: Node, other: Node) -> bool:
         from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
@@ -80,6 +84,17 @@ class _FakeMemory:
         return node.target not in self._meta_only_ops
 
 
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+
+
+def _extent(tensor: torch.Tensor) -> tuple[Any, Any]:
+    """Return the positions of the first and the last element of a tensor in its memory."""
+    start = tensor.storage_offset()
+    lengths = zip(tensor.shape, tensor.stride(), strict=True)
+    return start, start + sum((size - 1) * stride for size, stride in lengths)
+
+
 def record_aliases(graph: Graph) -> None:
     """Record, before copies are removed, which operands and results share memory in the program."""
     memory = _FakeMemory()
@@ -89,6 +104,7 @@ def record_aliases(graph: Graph) -> None:
         for index, node in enumerate(_results(output))
         if isinstance(node, Node) and memory.storage(node) in inputs
     }
+    graph_strides.record_strides(graph)
     writes = graph_writes.find_custom_writes(graph)
     if not writes:
         return
@@ -167,6 +183,9 @@ def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> No
     memory = _FakeMemory()
     writes = graph_writes.find_writes(graph)
     output = graph.output_node()
+    if graph_strides.copy_bases_of_other_strides(writes):
+        writes = graph_writes.find_writes(graph)
+    graph_strides.refuse_as_strided(graph)
     _copy_returned_inputs(graph, output, fresh, memory)
     if not writes:
         return
@@ -196,20 +215,20 @@ def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> No
         elif write not in copied:
             reads.update(((write.node, path), None) for path in paths)
     for node, path in reads:
-        aliasing.replace_operand(node, path, _copy(aliasing.get_operand(node, path), before=node))
+        aliasing.replace_operand(
+            node, path, graph_strides.copy(aliasing.get_operand(node, path), before=node)
+        )
     for write in copied:
         if write.path[:2] == ("kwargs", "_all_bases"):
             write.node.meta.setdefault(_COPIED_BASES, set()).add(write.path[2])
         else:
-            aliasing.replace_operand(
-                write.node, write.path, _copy(write.operand, before=write.node)
-            )
+            copy = graph_strides.copy_operand(write)
+            aliasing.replace_operand(write.node, write.path, copy)
 
 
 def restore_copied_bases(graph: Graph) -> None:
     """Have the custom operators of a graph copy the operands that they must not overwrite."""
-    target = torch.ops.higher_order.auto_functionalized_v2
-    for node in graph.find_nodes(op="call_function", target=target):
+    for node in graph.find_nodes(op="call_function", target=graph_strides.CUSTOM_OPERATOR):
         copied = node.meta.get("only_clone_these_tensors")
         if copied is not None and _COPIED_BASES in node.meta:
             node.meta["only_clone_these_tensors"] = sorted({*copied, *node.meta[_COPIED_BASES]})
@@ -222,8 +241,7 @@ def use_known_sizes(graph: Graph) -> None:
     current ones, and asserts that both have as many nodes. Copies of a base compute with its sizes:
     with a symbol in the first trace, but with its number, if torch.export found one, in the second.
     """
-    target = torch.ops.higher_order.auto_functionalized_v2
-    for node in graph.find_nodes(op="call_function", target=target):
+    for node in graph.find_nodes(op="call_function", target=graph_strides.CUSTOM_OPERATOR):
         if "eager_input_vals" in node.meta:
             node.meta["eager_input_vals"] = torch.utils._pytree.tree_map_only(
                 torch.Tensor, _use_known_sizes, node.meta["eager_input_vals"]
@@ -271,7 +289,9 @@ def _copy_returned_inputs(
             and memory.storage(node) in inputs
             and not (index in views and _is_hidden_view(node, memory))
         ):
-            aliasing.replace_operand(output, ("args", 0, index), _copy(node, before=output))
+            aliasing.replace_operand(
+                output, ("args", 0, index), graph_strides.copy(node, before=output)
+            )
 
 
 def _input_storages(graph: Graph, memory: _FakeMemory) -> set[int | None]:
@@ -293,18 +313,6 @@ def _is_hidden_view(node: Node, memory: _FakeMemory) -> bool:
     return False
 
 
-def _copy(node: Node, before: Node) -> Node:
-    """Insert a copy of a node in front of another one."""
-    from torch._inductor.virtualized import V
-
-    graph = node.graph
-    with graph.inserting_before(before):
-        copy = graph.call_function(torch.ops.aten.clone.default, (node,))
-    with V.fake_mode:
-        copy.meta["val"] = torch.ops.aten.clone.default(node.meta["val"])
-    return copy
-
-
 def _copy_early(node: Node, values: Values) -> Node:
     """Insert a copy of an input or a view of it, in front of what may overwrite the input."""
     storage = values.storage(node)
@@ -313,7 +321,7 @@ def _copy_early(node: Node, values: Values) -> Node:
     following = node.next
     while following.op == "placeholder":
         following = following.next
-    return _copy(node, before=following)
+    return graph_strides.copy(node, before=following)
 
 
 def _move_before(node: Node, place: Node, values: Values) -> None:

@@ -38,6 +38,19 @@ HOOKS = (
         upstream="197829, 198031, 195451, 198094, 198131",
     ),
     Hook(
+        "strides_of_scatters",
+        "replaced",
+        (f"{_PASSES}.reinplace.canonicalize_view_scatter_ops",),
+        _OWNER,
+        "The result of a scatter into a tensor with gaps is taken for one without. The offset of a "
+        "view of it is computed from the wrong strides.",
+        parameters=("graph",),
+        relies_on=(
+            f"{_PASSES}.reinplace._generalized_scatter",
+            f"{_PASSES}.reinplace._inplace_generalized_scatter",
+        ),
+    ),
+    Hook(
         "aliases_of_users",
         "replaced",
         (f"{_PASSES}.post_grad.remove_noop_ops",),
@@ -131,6 +144,7 @@ def install_hooks() -> None:
     """Install the dispatchers, once per process."""
     dispatchers: dict[str, registry.MakeDispatcher] = {
         "copies_before_writes": _dispatch_reinplace,
+        "strides_of_scatters": _dispatch_canonicalize,
         "aliases_of_users": _dispatch_remove_noop_ops,
         "copied_bases": _dispatch_decompose,
         "sizes_of_replacements": _dispatch_replace_by_example,
@@ -159,12 +173,26 @@ def _dispatch_reinplace(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def reinplace_inplaceable_ops_core(graph: Any) -> None:
         if context.settings() is not None:
-            from inductor_ext.hooks.upstream_fixes import graph_copies
+            from inductor_ext.hooks.upstream_fixes import graph_copies, graph_strides
 
+            graph_strides.restore_scatters(graph)
             graph_copies.add_copies(graph, *_find_result_kinds(graph))
         stock(graph)
 
     return reinplace_inplaceable_ops_core
+
+
+def _dispatch_canonicalize(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def canonicalize_view_scatter_ops(graph: Any) -> None:
+        stock(graph)
+        if context.settings() is not None:
+            from inductor_ext.hooks.upstream_fixes import graph_strides
+
+            # The fake results are computed again after this.
+            graph_strides.keep_strides_of_scatters(graph)
+
+    return canonicalize_view_scatter_ops
 
 
 def _find_result_kinds(graph: Any) -> tuple[frozenset[int], frozenset[int]]:

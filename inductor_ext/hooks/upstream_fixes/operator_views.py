@@ -103,7 +103,13 @@ def _refuse_shared_memory(op: Any, args: Any, kwargs: Any, views: dict[int, Any]
     for view in views.values():
         # An operand that is passed twice is two operands.
         if sum(_may_overlap(value, view) for value in tensors) > 1:
-            raise exc.UnsupportedMutationError(operator=op)
+            raise exc.UnsupportedMutationError(
+                operator=op,
+                why="it overwrites a view that has another dtype than its base, and another "
+                "operand shares the memory",
+                fix="Call the operator with a clone of the view, and then copy the clone into the "
+                "view.",
+            )
 
 
 def _may_overlap(first: Any, second: Any) -> bool:

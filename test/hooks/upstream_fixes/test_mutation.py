@@ -355,6 +355,27 @@ def test_sizes_that_are_found_static_by_export(tmp_path: Path) -> None:
     _compare(StaticRows(), inductor_ext.load(path), inputs)
 
 
+class UpperHalf(torch.nn.Module):
+    """Whether the slices overlap depends on the number of rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x[1:] * 2
+        half = y.shape[0] // 2
+        y[half:] = y[: y.shape[0] - half].clone()
+        return y
+
+
+def test_a_package_allows_sizes_for_which_slices_overlap(tmp_path: Path) -> None:
+    rows = {0: torch.export.Dim.DYNAMIC}
+    exported = torch.export.export(UpperHalf(), (torch.rand(9),), dynamic_shapes=(rows,))
+    model = inductor_ext.load(
+        inductor_ext.aoti_compile_and_package(exported, package_path=tmp_path / "model.pt2")
+    )
+    for count in (9, 4, 10):
+        x = torch.rand(count)
+        assert torch.equal(model(x), UpperHalf()(x))
+
+
 class Cache(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
