@@ -12,6 +12,9 @@ from inductor_ext.hooks.registry import Hook
 _INT_RESULTS = ("abs", "sign")
 """Operations of Inductor's IR whose C++ code has the type int for smaller integers."""
 
+_ROUNDED = {"rounded_numbers": "CppOverrides", "rounded_vectors": "CppVecOverrides"}
+"""Names of hooks, and the classes that they are about."""
+
 HOOKS = (
     *(
         Hook(
@@ -32,6 +35,19 @@ HOOKS = (
         "Vectors of an 8-bit floating-point dtype can be converted only to and from float.",
         parameters=("src", "dtype", "src_dtype"),
     ),
+    *(
+        Hook(
+            name,
+            "replaced",
+            (f"torch._inductor.codegen.cpp.{owner}.to_dtype",),
+            "hooks.upstream_fixes.cpu_dtypes",
+            "A value that is rounded to 16 bits and converted back is taken for the value before "
+            "that, if the kernel also stores it: one side of a comparison is not rounded.",
+            parameters=("x", "dtype", "src_dtype", "use_compute_types"),
+            relies_on=("torch._inductor.codegen.cpp.CppKernel.cache_dtype_convert",),
+        )
+        for name, owner in _ROUNDED.items()
+    ),
     Hook(
         "masked_booleans",
         "replaced",
@@ -51,6 +67,7 @@ def install_hooks() -> None:
     dispatchers |= {
         "float8_conversion": _dispatch_conversion,
         "masked_booleans": _dispatch_masked,
+        **dict.fromkeys(_ROUNDED, _dispatch_to_dtype),
     }
     registry.install(HOOKS, dispatchers)
 
@@ -98,6 +115,25 @@ def _dispatch_conversion(stock: Callable[..., str]) -> Callable[..., str]:
         return stock(self, src, dtype, src_dtype, *args, **kwargs)
 
     return get_to_dtype_expr
+
+
+def _dispatch_to_dtype(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def to_dtype(x: Any, dtype: Any, src_dtype: Any = None, use_compute_types: bool = True) -> Any:
+        import torch
+
+        is_rounded = not use_compute_types and dtype in (torch.float16, torch.bfloat16)
+        if context.settings() is None or not is_rounded or x.dtype != torch.float32:
+            return stock(x, dtype, src_dtype, use_compute_types)
+        from torch._inductor.virtualized import V
+
+        # Another text than that of the conversion of a store, whose inverse is x.
+        code = f"({V.kernel.get_to_dtype_expr(x, dtype, x.dtype)})"
+        number = V.kernel.cse.generate(V.kernel.compute, code)
+        number.update_on_args("to_dtype", (x, dtype), {"src_dtype": x.dtype})
+        return number
+
+    return to_dtype
 
 
 def _is_float8(dtype: Any) -> bool:

@@ -66,3 +66,16 @@ def test_a_row_contains_its_maximum(device: str) -> None:
         assert torch.equal(is_largest, quotient == quotient.amax(-1, keepdim=True))
         assert is_largest_angle.any(0).all()
         assert torch.equal(is_large, quotient > 0.25)
+
+
+def test_both_sides_are_rounded_if_one_is_stored() -> None:
+    """A kernel uses the value that it stores without rounding it, and the selected one rounded."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        rounded = x.half()
+        return rounded.masked_select(rounded == rounded.flatten()[0])
+
+    x = torch.tensor([-0.0446047, 0.0750908, -0.0870976])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(model, backend="inductor_ext", fullgraph=True)
+        assert torch.equal(compiled(x), x[:1].half())
