@@ -215,14 +215,13 @@ def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> No
         elif write not in copied:
             reads.update(((write.node, path), None) for path in paths)
     for node, path in reads:
-        aliasing.replace_operand(
-            node, path, graph_strides.copy(aliasing.get_operand(node, path), before=node)
-        )
+        copy = graph_strides.copy_read(aliasing.get_operand(node, path), node)
+        aliasing.replace_operand(node, path, copy)
     for write in copied:
         if write.path[:2] == ("kwargs", "_all_bases"):
             write.node.meta.setdefault(_COPIED_BASES, set()).add(write.path[2])
         else:
-            copy = graph_strides.copy_operand(write)
+            copy = graph_strides.copy_written(write)
             aliasing.replace_operand(write.node, write.path, copy)
 
 
@@ -289,9 +288,8 @@ def _copy_returned_inputs(
             and memory.storage(node) in inputs
             and not (index in views and _is_hidden_view(node, memory))
         ):
-            aliasing.replace_operand(
-                output, ("args", 0, index), graph_strides.copy(node, before=output)
-            )
+            copy = graph_strides.copy(node, before=output)
+            aliasing.replace_operand(output, ("args", 0, index), copy)
 
 
 def _input_storages(graph: Graph, memory: _FakeMemory) -> set[int | None]:

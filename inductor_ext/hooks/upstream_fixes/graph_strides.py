@@ -185,7 +185,17 @@ def _like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         )
 
 
-def copy_operand(write: Write) -> Node:
+def copy_read(operand: Node, node: Node) -> Node:
+    """Insert a copy of an operand that a node reads, in front of the node.
+
+    That of a custom operator keeps the strides: the operator may depend on them, and Inductor takes
+    sizes of the other operands from them if they are equal.
+    """
+    insert = _copy_with_gaps if node.target is CUSTOM_OPERATOR else copy
+    return insert(operand, node)
+
+
+def copy_written(write: Write) -> Node:
     """Insert a copy of an operand, in front of its node, with the strides of the node's result."""
     from torch._inductor.fx_passes.reinplace import _generalized_scatter
 

@@ -15,6 +15,11 @@ from test.support.mutating_operators import increment, increment_all
 INDEX = torch.tensor([1, 0, 1])
 
 
+@torch.library.custom_op("inductor_ext_strides_test::reverse_into", mutates_args=("out",))
+def _reverse_into(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x.flip(0))
+
+
 def _with_gaps(rows: int, columns: int = 6) -> torch.Tensor:
     values = torch.arange(rows * (columns + 3), dtype=torch.float32)
     return values.reshape(rows, -1)[:, :columns]
@@ -91,6 +96,20 @@ def test_operators_overwrite_new_values_of_inputs_with_gaps(dynamic: bool) -> No
         compiled = torch.compile(program, backend="inductor_ext", dynamic=dynamic)
         for rows in (4, 5):
             _assert_equal(_run(compiled, rows), _run(program, rows))
+
+
+def test_copies_of_operands_keep_their_strides() -> None:
+    """With dynamic sizes, strides of one operand are taken from another one that has equal ones."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        copy = x.clone()
+        _reverse_into(copy[1:], x[:-1])
+        return x.amax()
+
+    compiled = torch.compile(model, backend="inductor_ext", dynamic=True)
+    for rows in (3, 4):
+        x, reference = (torch.arange(2.0 * rows).reshape(2, rows).t() for _ in range(2))
+        _assert_equal([compiled(x), x], [model(reference), reference])
 
 
 def test_a_package(tmp_path: Path) -> None:
