@@ -79,6 +79,9 @@ def copy_bases_of_other_strides(writes: list[Write]) -> bool:
     Custom operators overwrite views that are recorded with sizes and strides. Operators such as
     index_put return a tensor without gaps, also for an operand with gaps. Made in-place, they
     return one with the strides of the operand.
+
+    Raises:
+        UnsupportedMutationError: a copy does not have the recorded strides either.
     """
     sources = {result: write.operand for write in writes for result in write.results}
     copied = False
@@ -93,7 +96,14 @@ def copy_bases_of_other_strides(writes: list[Write]) -> bool:
             continue
         # Only operators that return a tensor without gaps change strides, and so does a copy.
         base = copy(write.operand, before=write.node)
-        assert _has_strides(base, strides), f"{base.meta['val'].stride()} instead of {strides}"
+        if not _has_strides(base, strides):
+            raise exc.UnsupportedMutationError(
+                operator=write.node.args[0],
+                why="it overwrites views of a tensor with the strides "
+                f"{base.meta['val'].stride()}, which are recorded for {strides}",
+                fix="Call the operator with a contiguous clone, and then copy the clone into the "
+                "tensor.",
+            )
         aliasing.replace_operand(write.node, write.path, base)
         for result in write.results:
             result.meta["val"] = _like(result.meta["val"], base.meta["val"])
