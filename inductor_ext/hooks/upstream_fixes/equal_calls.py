@@ -16,7 +16,7 @@ from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
 
 if TYPE_CHECKING:
-    from torch.fx import Graph, Node
+    from torch.fx import Graph
 
 _SEVERAL = "inductor_ext_several_results"
 """Key of a node's `meta`: its value while AOTAutograd sees one of its results instead."""
@@ -57,22 +57,11 @@ def _dispatch_merge(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _show_results(graph: Graph) -> None:
     """Let nodes of which a result is returned have that result as their value."""
-    returned = {_find_memory(node) for node in graph.output_node().all_input_nodes} - {None}
+    from torch._inductor.fx_utils import get_node_storage
+
+    returned = {get_node_storage(node) for node in graph.output_node().all_input_nodes} - {None}
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
         source = node.args[0]
-        if _SEVERAL not in source.meta and _find_memory(node) in returned:
+        if _SEVERAL not in source.meta and get_node_storage(node) in returned:
             source.meta[_SEVERAL] = source.meta["val"]
             source.meta["val"] = node.meta["val"]
-
-
-def _find_memory(node: Node) -> int | None:
-    """Return the identity of the memory of a node's value; None if it has none."""
-    import torch
-
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return None
-    try:
-        return int(value.untyped_storage()._cdata)
-    except NotImplementedError:
-        return None

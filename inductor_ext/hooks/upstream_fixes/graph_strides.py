@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from inductor_ext import exc
-from inductor_ext.hooks.upstream_fixes import aliasing
+from inductor_ext.hooks.upstream_fixes import aliasing, graph_writes
 from inductor_ext.hooks.upstream_fixes.aliasing import Write
 
 CUSTOM_OPERATOR = torch.ops.higher_order.auto_functionalized_v2
@@ -48,7 +48,7 @@ def keep_strides_of_scatters(graph: Graph) -> None:
 
     for node in graph.find_nodes(op="call_function", target=_generalized_scatter):
         operand = node.args[0]
-        if not _has_strides(operand, _strides_of_copy(operand)):
+        if _has_gaps(operand):
             node.target = _scatter_with_strides
             # Torch 2.11 does not compute the values of targets that it does not know again.
             node.meta["val"] = _like(node.meta["val"], operand.meta["val"])
@@ -126,7 +126,7 @@ def refuse_as_strided(graph: Graph) -> None:
         return
     for write_back in graph.find_nodes(op="call_function", target=_COPY_BACK):
         target, source = write_back.args[:2]
-        if target.op != "placeholder" or _has_strides(target, _strides_of_copy(target)):
+        if target.op != "placeholder" or not _has_gaps(target):
             continue
         new_values = {source, *_find_ancestors(source)}
         for value in (call.args[0] for call in calls):
@@ -145,11 +145,12 @@ def refuse_as_strided(graph: Graph) -> None:
                 )
 
 
-def _strides_of_copy(node: Node) -> tuple[Any, ...]:
+def _has_gaps(node: Any) -> bool:
+    """Whether a copy of a tensor has other strides."""
     from torch._inductor.virtualized import V
 
     with V.fake_mode:
-        return node.meta["val"].clone().stride()  # type: ignore[no-any-return]
+        return not _has_strides(node, node.meta["val"].clone().stride())
 
 
 def _find_ancestors(node: Any) -> set[Node]:
@@ -165,12 +166,8 @@ def _find_ancestors(node: Any) -> set[Node]:
 def _reads_strides(write: Write) -> bool:
     """Whether a custom operator overwrites a view that is recorded with strides."""
     kwargs = write.node.kwargs
-    return _BASE_STRIDES in write.node.meta and any(
-        key.endswith("_base_index")
-        and index == write.path[2]
-        and f"{key.removesuffix('_base_index')}_stride" in kwargs
-        for key, index in kwargs.items()
-    )
+    prefixes = graph_writes.find_view_prefixes(kwargs, write.path[2])
+    return _BASE_STRIDES in write.node.meta and any(f"{p}_stride" in kwargs for p in prefixes)
 
 
 def _has_strides(node: Node, strides: tuple[Any, ...]) -> bool:
@@ -231,7 +228,7 @@ def _copy_with_gaps(node: Node, before: Node) -> Node:
     """
     from torch._inductor.virtualized import V
 
-    if _has_strides(node, _strides_of_copy(node)):
+    if not _has_gaps(node):
         return copy(node, before)
     args = (node, node, 0, 0, sys.maxsize)
     with node.graph.inserting_before(before):

@@ -7,7 +7,7 @@ auto-functionalized custom operators, functional Triton kernels, and copies back
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -213,16 +213,27 @@ def _custom_operators() -> dict[Any, Callable[[Node], Iterator[Write]]]:
     }
 
 
+def find_view_prefixes(kwargs: Mapping[str, Any], index: int) -> list[str]:
+    """Return the names under which the views of a base are recorded that a custom operator
+    overwrites.
+
+    Args:
+        kwargs: those of the operator's node.
+        index: of the base in "_all_bases".
+    """
+    return [
+        key.removesuffix(_BASE_INDEX)
+        for key, value in kwargs.items()
+        if key.endswith(_BASE_INDEX) and value == index
+    ]
+
+
 def _find_overwritten_views(node: Node, index: int, base: Node) -> tuple[Any, ...]:
     """Return fake tensors of the views of a base that a custom operator overwrites."""
     from torch._inductor.virtualized import V
 
     kwargs: dict[str, Any] = torch.fx.map_arg(dict(node.kwargs), lambda n: n.meta["val"])
-    prefixes = [
-        key.removesuffix(_BASE_INDEX)
-        for key, value in kwargs.items()
-        if key.endswith(_BASE_INDEX) and value == index
-    ]
+    prefixes = find_view_prefixes(kwargs, index)
     whole = base.meta["val"]
     regions = []
     try:

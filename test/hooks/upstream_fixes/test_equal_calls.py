@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from torch.nn import functional
+
+from test.support.memory_sharing import find_sharing
 
 
 def _model(x: torch.Tensor) -> list[torch.Tensor]:
@@ -19,17 +19,12 @@ def _model(x: torch.Tensor) -> list[torch.Tensor]:
     return [x.sort()[0], x.sort()[0], *attention, *parts, ascending, ascending]
 
 
-def _sharing(tensors: Sequence[torch.Tensor]) -> list[list[bool]]:
-    pointers = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-    return [[pointer == other for other in pointers] for pointer in pointers]
-
-
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_results_share_memory_as_in_eager_mode(training: bool) -> None:
     x = torch.randn(8, 8, requires_grad=training)
     results, expected = torch.compile(_model, backend="inductor_ext")(x), _model(x)
     torch.testing.assert_close(results, expected)
-    assert _sharing(results) == _sharing(expected)
+    assert find_sharing(results) == find_sharing(expected)
     if training:
         gradients = [torch.autograd.grad(sum(r.sum() for r in rs), x) for rs in (results, expected)]
         torch.testing.assert_close(*gradients)

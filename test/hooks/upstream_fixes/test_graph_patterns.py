@@ -1,4 +1,4 @@
-"""Rewrites of graphs: scaled softmax, views of one value, factors of 0, sums of one value."""
+"""Rewrites of graphs: scaled softmax, views of one value, multiplication by 0, cumulative sums."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import inductor_ext
 from inductor_ext.hooks.upstream_fixes import mutation
+from test.support.memory_sharing import find_sharing
 from test.support.mutating_operators import (
     flip_into,
     flip_into_both,
@@ -146,18 +147,13 @@ def _inputs(rows: int = 6) -> list[torch.Tensor]:
     return [values + 1000 * index for index in range(1, 7)]
 
 
-def _sharing(tensors: list[torch.Tensor]) -> list[list[bool]]:
-    pointers = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-    return [[pointer == other for other in pointers] for pointer in pointers]
-
-
 def _compare(program: Program, compiled: Program, inputs: list[torch.Tensor]) -> None:
     expected_inputs, actual_inputs = ([x.clone() for x in inputs] for _ in range(2))
     expected = [*program(*expected_inputs), *expected_inputs]
     actual = [*compiled(*actual_inputs), *actual_inputs]
     for index, (value, reference) in enumerate(zip(actual, expected, strict=True)):
         assert torch.equal(value, reference), index
-    assert _sharing(actual) == _sharing(expected)
+    assert find_sharing(actual) == find_sharing(expected)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
