@@ -14,6 +14,7 @@ import dataclasses
 import enum
 import json
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -333,11 +334,20 @@ _TOO = {
 }
 
 
+def _place_of(why: str) -> str:
+    """What a difference that `find_difference` describes is about, such as "call 0: result 2"."""
+    return re.match(r"(?:call \d+: )?[^:]*", why)[0]  # type: ignore[index]
+
+
 def verdict_of(ours: Outcome, stock: Outcome) -> tuple[Verdict, str]:
-    """The verdict that follows from the outcomes of both, and its reason."""
+    """The verdict that follows from the outcomes of both, and its reason.
+
+    Wrong numbers where Inductor (default) has right ones are a bug of the extension alone.
+    """
     if ours.verdict not in _TOO:
         return ours.verdict, ours.why
-    if stock.verdict is ours.verdict:
+    is_same = ours.verdict is not Verdict.WRONG or _place_of(ours.why) == _place_of(stock.why)
+    if stock.verdict is ours.verdict and is_same:
         return _TOO[ours.verdict], f"{ours.why}; Inductor (default): {stock.why}"
     return ours.verdict, f"{ours.why}; Inductor (default) is {stock.verdict.value}: {stock.why}"
 

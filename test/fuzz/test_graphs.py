@@ -185,7 +185,11 @@ class TestComparison:
         assert not is_reproducible(unstable)
 
 
-WRONG, CRASH, ERROR = (Outcome(v, "ours") for v in (Verdict.WRONG, Verdict.CRASH, Verdict.ERROR))
+PLACE = "call 0: result 1"
+WRONG, CRASH, ERROR = (
+    Outcome(v, f"{PLACE}: 3 of 8 elements are wrong")
+    for v in (Verdict.WRONG, Verdict.CRASH, Verdict.ERROR)
+)
 RIGHT = Outcome(Verdict.RIGHT)
 
 
@@ -194,7 +198,9 @@ RIGHT = Outcome(Verdict.RIGHT)
     [
         (WRONG, RIGHT, Verdict.WRONG),
         (WRONG, Outcome(Verdict.ERROR), Verdict.WRONG),
-        (WRONG, Outcome(Verdict.WRONG), Verdict.STOCK_WRONG_TOO),
+        (WRONG, Outcome(Verdict.WRONG, f"{PLACE}: 1 of 8 elements"), Verdict.STOCK_WRONG_TOO),
+        (WRONG, Outcome(Verdict.WRONG, "call 0: result 2: 3 of 8 elements"), Verdict.WRONG),
+        (WRONG, Outcome(Verdict.WRONG, f"{PLACE} and result 2 share memory"), Verdict.WRONG),
         (CRASH, Outcome(Verdict.WRONG), Verdict.CRASH),
         (CRASH, Outcome(Verdict.CRASH), Verdict.STOCK_CRASH_TOO),
         (ERROR, RIGHT, Verdict.ERROR),
