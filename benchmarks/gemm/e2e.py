@@ -1,35 +1,45 @@
 """Whole models with and without CUDA graphs: eager, Inductor's configurations, the extension.
 
-The models are those of `gemm.models` in bfloat16. Every variant compiles twice, the second time
-for CUDA graphs, like the modes max-autotune-no-cudagraphs and max-autotune; eager mode is captured
-in a CUDA graph. Whole calls are timed back to back without waiting, with variants in alternation.
-Errors are relative to the same model in float32; a wrong result gets no time. Compile seconds are
-those of the first compile, from empty caches to the first result.
+The models are those of `gemm.models`, or with `--held-out` those of `gemm.held_out`. Every variant
+compiles twice, the second time for CUDA graphs, like the modes max-autotune-no-cudagraphs and
+max-autotune; eager mode is captured in a CUDA graph. Whole calls are timed back to back without
+waiting, with variants in alternation. Errors are relative to the same model in float32; a wrong
+result gets no time. Compile seconds are those of the first compile, from empty caches to the first
+result. The peak is the memory that a call without CUDA graphs allocates at most. A model that
+trains is called with its backward pass, up to the gradients of its parameters.
 
     python -m benchmarks.gemm.e2e --budget-seconds 520 --json-out DIR --resume FILE
+    python -m benchmarks.gemm.e2e --held-out --without-tables --json-out DIR
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 from torch._inductor import config as inductor_config
 
 from benchmarks.gemm import models as gemm_models
+from benchmarks.gemm.held_out import HELD_OUT
 from benchmarks.gemm.measurement import Measurement, compute_error, is_accurate
 from benchmarks.gemm.models import Model
 from benchmarks.harness import gpu_lock, measure, results, resumable, variants
 from benchmarks.harness.gpu_timing import time_batches
 from benchmarks.harness.variants import Variant
+from inductor_ext.autotune import results_db
 from inductor_ext.templates.device import Device
 
-__all__ = ["compute_lower_bound", "main", "make_rows", "measure_model"]
+__all__ = ["compute_lower_bound", "main", "make_rows", "measure_model", "use_tables"]
 
 ROUNDS = 15
 
@@ -39,10 +49,11 @@ SETTINGS = ("no graphs", "graphs")
 
 def compute_lower_bound(model: Model, device: str) -> float | None:
     """Return the milliseconds to read what a call must read; None if that is not the limit."""
-    if device == "cpu" or not model.bytes_read:
+    if device == "cpu" or not model.weight_bound:
         return None
+    module, _ = model.make("meta", model.dtype)
     properties = Device.from_torch(torch.cuda.get_device_properties(0))
-    return model.bytes_read / properties.bandwidth * 1e3
+    return gemm_models.count_bytes_read(module) / properties.bandwidth * 1e3
 
 
 def measure_model(
@@ -51,7 +62,7 @@ def measure_model(
     """Compile, check and time one model.
 
     Args:
-        model: an entry of `gemm.models.MODELS`.
+        model: an entry of `gemm.models.MODELS` or `gemm.held_out.HELD_OUT`.
         variant_list: the variants.
         device: "cuda" or "cpu"; without CUDA graphs on "cpu".
         rounds: number of measurements per variant.
@@ -59,9 +70,41 @@ def measure_model(
     Returns:
         Measurements by variant.
     """
-    with gpu_lock.hold_gpu():
-        exact = _compute_in_float32(model, device)
-        module, inputs = model.make(device, torch.bfloat16)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(model.training))
+        with gpu_lock.hold_gpu():
+            exact = _compute_in_float32(model, device)
+            module, inputs = model.make(device, model.dtype)
+        stack.enter_context(_use_tf32(model.dtype == torch.float32))
+        return _measure(module, inputs, exact, variant_list, device, rounds, model)
+
+
+@contextlib.contextmanager
+def _use_tf32(use: bool) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if use else before)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def _make_finish(model: Model, module: nn.Module) -> Callable[[Any], Any]:
+    """Return what follows a call of the module: the backward pass, if the model trains."""
+    if not model.training:
+        return lambda result: result
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return lambda loss: (loss.detach(), *torch.autograd.grad(loss, parameters))
+
+
+def _measure(
+    module: nn.Module,
+    inputs: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor],
+    variant_list: Sequence[Variant],
+    device: str,
+    rounds: int,
+    model: Model,
+) -> dict[str, Measurement]:
+    finish = _make_finish(model, module)
 
     def function(*inputs: torch.Tensor) -> Any:
         return module(*inputs)
@@ -76,7 +119,7 @@ def measure_model(
                 for setting in settings:
                     try:
                         calls[variant.name, setting] = _prepare(
-                            variant, setting, function, inputs, measurement
+                            variant, setting, function, inputs, measurement, finish
                         )
                     except Exception as failure:
                         # A failing variant must not invalidate the measurements of the others.
@@ -84,7 +127,8 @@ def measure_model(
                         measurement.failure = text
                     print(f"  {model.name}: {variant.name}, {setting}: ready", flush=True)
     with gpu_lock.hold_gpu():
-        _check(calls, compute_error(function(*inputs), exact), exact, measurements)
+        eager = compute_error(finish(function(*inputs)), exact)
+        _check(calls, eager, exact, measurements)
         timers = {key: time_batches(call, variants.synchronize) for key, call in calls.items()}
         for (name, setting), values in measure.alternate(timers, rounds).items():
             measurements[name].times[setting] = values
@@ -106,7 +150,9 @@ def _check(
         measurements: where errors are stored.
     """
     for (name, setting), call in list(calls.items()):
-        value = call()
+        value, peak = _call_and_measure_peak(call)
+        if setting == SETTINGS[0]:
+            measurements[name].peak = peak
         # The replay of a captured call returns nothing, but runs the same kernels.
         if value is None:
             continue
@@ -119,9 +165,23 @@ def _check(
             del calls[name, setting]
 
 
+def _call_and_measure_peak(call: Callable[[], Any]) -> tuple[Any, int | None]:
+    """Return the result of a call, and the bytes of GPU memory that it allocated at most."""
+    if not torch.cuda.is_available():
+        return call(), None
+    # The first call may allocate workspaces that stay.
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    value = call()
+    torch.cuda.synchronize()
+    return value, torch.cuda.max_memory_allocated() - before
+
+
 def _compute_in_float32(model: Model, device: str) -> tuple[torch.Tensor, ...]:
     module, inputs = model.make(device, torch.float32)
-    result = module(*inputs)
+    result = _make_finish(model, module)(module(*inputs))
     return result if isinstance(result, tuple) else (result,)
 
 
@@ -131,13 +191,14 @@ def _prepare(
     function: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
     measurement: Measurement,
+    finish: Callable[[Any], Any],
 ) -> Callable[[], Any]:
     graphs = setting == "graphs"
     if variant.backend is None:
-        call = variants.compile_and_call(variant, function, inputs).call
+        call = variants.compile_and_call(variant, function, inputs, finish=finish).call
         return _capture(call) if graphs else call
     options: Mapping[str, Any] = {"triton.cudagraphs": True} if graphs else {}
-    compiled = variants.compile_and_call(variant, function, inputs, options)
+    compiled = variants.compile_and_call(variant, function, inputs, options, finish)
     # Inductor with TMA reuses from the caches what Inductor without TMA has compiled.
     if measurement.compile is None and variant.name != "stock-max-tma":
         measurement.compile = compiled.seconds
@@ -171,15 +232,12 @@ def make_rows(
         bound: lower bound in milliseconds for any implementation.
     """
     rows: list[results.Row] = []
-    inductor = [
-        variant
-        for variant in variants.VARIANTS.values()
-        if variant.name in measurements and variant.is_stock
-    ]
-    shared = [key for key in ("ours", "eager") if key in measurements]
-
-    for variant in inductor:
-        items = {name: measurements[name] for name in (*shared, variant.name)}
+    for ours, variant, title in _list_comparisons(measurements):
+        items = {
+            name: measurements[name] for name in ("eager", variant.name) if name in measurements
+        }
+        if ours is not None:
+            items["ours"] = measurements[ours]
         notes = "; ".join(f"{name}: {item.failure}" for name, item in items.items() if item.failure)
         for setting in SETTINGS:
             samples = {
@@ -191,7 +249,7 @@ def make_rows(
                 rows.append(
                     variants.make_row(
                         model,
-                        f"{setting}, {variant.title}",
+                        f"{setting}, {title}",
                         "ms",
                         {name: sample.median * 1e3 for name, sample in samples.items()},
                         variant.name,
@@ -200,12 +258,34 @@ def make_rows(
                         note=notes or None,
                     )
                 )
-        for metric, unit in (("compile", "s"), ("error", "1")):
-            values = {name: getattr(item, metric) for name, item in items.items()}
-            if values[variant.name] is not None:
-                title = f"{metric}, {variant.title}"
-                rows.append(variants.make_row(model, title, unit, values, variant.name))
+        for metric, unit, scale in (
+            ("compile", "s", 1.0),
+            ("error", "1", 1.0),
+            ("peak", "MiB", _MIB),
+        ):
+            values = {
+                name: None if (value := getattr(item, metric)) is None else value / scale
+                for name, item in items.items()
+            }
+            if values.get(variant.name) is not None:
+                rows.append(
+                    variants.make_row(model, f"{metric}, {title}", unit, values, variant.name)
+                )
     return rows
+
+
+_MIB = 2.0**20
+
+
+def _list_comparisons(
+    measurements: Mapping[str, Measurement],
+) -> Iterator[tuple[str | None, Variant, str]]:
+    """Yield a variant of the extension, one of Inductor, and the title of their rows."""
+    for variant in variants.VARIANTS.values():
+        if variant.is_stock and variant.name in measurements:
+            yield "ours" if "ours" in measurements else None, variant, variant.title
+    if {"ours-default", "stock"} <= measurements.keys():
+        yield "ours-default", variants.VARIANTS["stock"], "default in both"
 
 
 def _format_lines(measurements: Mapping[str, Measurement]) -> str:
@@ -222,6 +302,11 @@ def _format_lines(measurements: Mapping[str, Measurement]) -> str:
     return "\n".join(lines)
 
 
+def make_suffix(freezing: bool, tables: bool) -> str:
+    """Return what is added to the names of models in the results."""
+    return ", frozen" * freezing + ", no tables" * (not tables)
+
+
 class _ModelRunner:
     """Measures models one after the other.
 
@@ -230,22 +315,28 @@ class _ModelRunner:
         rounds: see `measure_model`.
         seconds: whether compile times are part of the results.
         freezing: whether weights are constants; the model's name in the results then says so.
+        tables: whether the shipped tuning tables are used; likewise.
     """
 
     def __init__(
-        self, names: Sequence[str], rounds: int, seconds: bool = True, freezing: bool = False
+        self,
+        names: Sequence[str],
+        rounds: int,
+        seconds: bool = True,
+        freezing: bool = False,
+        tables: bool = True,
     ) -> None:
         self.variants = variants.select(names)
-        self.rounds, self.seconds, self.freezing = rounds, seconds, freezing
+        self.rounds, self.seconds, self.freezing, self.tables = rounds, seconds, freezing, tables
+        self.suffix = make_suffix(freezing, tables)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         variants.start_workers(self.variants, self.device)
 
-    @torch.no_grad()
     def __call__(self, name: str) -> resumable.CaseResult:
         """Measure a model."""
-        model = gemm_models.MODELS[name]
+        model = _MODELS[name]
         # Dynamo also reads the option, before the options of the compile are applied.
-        with inductor_config.patch(freezing=self.freezing):
+        with inductor_config.patch(freezing=self.freezing), use_tables(self.tables):
             measurements = measure_model(model, self.variants, self.device, self.rounds)
         if not self.seconds:
             for item in measurements.values():
@@ -255,17 +346,33 @@ class _ModelRunner:
             torch.cuda.empty_cache()
         bound = compute_lower_bound(model, self.device)
         return resumable.CaseResult(
-            make_rows(name + ", frozen" * self.freezing, measurements, bound),
+            make_rows(name + self.suffix, measurements, bound),
             f"{name}:\n{_format_lines(measurements)}",
             failed=any(item.failure for item in measurements.values()),
         )
+
+
+_MODELS: Mapping[str, Model] = {**gemm_models.MODELS, **HELD_OUT}
+
+
+@contextlib.contextmanager
+def use_tables(use: bool) -> Iterator[None]:
+    """Let the extension find the tuning tables that it ships with, or none."""
+    with tempfile.TemporaryDirectory() as empty:
+        folder = results_db.TABLES if use else Path(empty)
+        with mock.patch.object(results_db, "TABLES", folder):
+            yield
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. The exit code is 1 if a variant failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "--models", nargs="+", choices=list(gemm_models.MODELS), default=list(gemm_models.MODELS)
+        "--models", nargs="+", choices=list(_MODELS), metavar="NAME", help="by default all"
+    )
+    parser.add_argument("--held-out", action="store_true", help="the models of gemm.held_out")
+    parser.add_argument(
+        "--without-tables", action="store_true", help="without the shipped tuning tables"
     )
     variants.add_argument(parser)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements per variant")
@@ -275,12 +382,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     start = time.monotonic()
-    header = results.collect_header("e2e", results.format_command(), commit=options.commit)
+    suite = "held-out" if options.held_out else "e2e"
+    header = results.collect_header(suite, results.format_command(), commit=options.commit)
     ledger = resumable.Ledger(header, options.json_out, options.resume)
-    todo = [name for name in options.models if name not in ledger.cases]
     make = functools.partial(
-        _ModelRunner, options.variants, options.rounds, freezing=options.freezing
+        _ModelRunner,
+        options.variants,
+        options.rounds,
+        freezing=options.freezing,
+        tables=not options.without_tables,
     )
+    names = options.models or (HELD_OUT if options.held_out else gemm_models.MODELS)
+    suffix = make_suffix(options.freezing, not options.without_tables)
+    todo = [name for name in names if name + suffix not in ledger.cases]
     case_results = gpu_lock.run(todo, make, options.processes, options.budget_seconds)
     _, failed = ledger.add_all(case_results)
     print(f"{len(ledger.cases)} models in {time.monotonic() - start:.0f} s")

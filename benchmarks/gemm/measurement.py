@@ -25,6 +25,8 @@ class Measurement:
     """Seconds, from warm caches."""
     error: float | None = None
     """Distance from the reference, as a fraction of its norm."""
+    peak: int | None = None
+    """Bytes of GPU memory that a call allocates at most."""
     failure: str | None = None
     """Why there are no times."""
     tuning: float | None = None

@@ -24,7 +24,17 @@ from torch.nn import functional as F
 
 from benchmarks.memory import models as memory_models
 
-__all__ = ["MODELS", "Llama", "Model", "int4_linear", "int8_linear", "pack_int4", "quantize_int8"]
+__all__ = [
+    "MODELS",
+    "Inputs",
+    "Llama",
+    "Model",
+    "count_bytes_read",
+    "int4_linear",
+    "int8_linear",
+    "pack_int4",
+    "quantize_int8",
+]
 
 Inputs = tuple[Tensor, ...]
 
@@ -199,10 +209,13 @@ class Model:
     name: str
     build: Callable[[], tuple[nn.Module, Inputs]]
     """Builds the module in float32 and its inputs, on the default device."""
-    bytes_read: int
-    """Bytes of weights and cache that a call must read, in bfloat16 or int8, if reading them limits
-    the speed; otherwise 0."""
+    weight_bound: bool = False
+    """Whether reading the weights and the cache limits the speed of a call."""
     int8: bool = False
+    """Whether the linear layers have int8 weights."""
+    dtype: torch.dtype = torch.bfloat16
+    training: bool = False
+    """Whether the module returns a loss, whose gradients belong to a call."""
 
     def make(self, device: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, Inputs]:
         """Return the module in eval mode and its inputs; dtypes differ only by rounding."""
@@ -210,27 +223,30 @@ class Model:
             torch.manual_seed(0)
             module, inputs = self.build()
             # Round first, so that a float32 reference has the same weights.
-            module = module.to(torch.bfloat16)
+            module = module.to(self.dtype)
             if self.int8:
                 module = quantize_int8(module)
             inputs = tuple(
-                inp.bfloat16().to(dtype) if inp.is_floating_point() else inp for inp in inputs
+                inp.to(self.dtype).to(dtype) if inp.is_floating_point() else inp for inp in inputs
             )
             return module.to(dtype).eval(), inputs
+
+
+def count_bytes_read(module: nn.Module) -> int:
+    """Return the bytes of weights and caches that a call reads: all but those of embeddings."""
+    looked_up = {
+        id(embedding.weight)
+        for embedding in module.modules()
+        if isinstance(embedding, nn.Embedding)
+    }
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return sum(t.nbytes for key, t in tensors.items() if key not in looked_up)
 
 
 LLAMA = (4096, 14336, 32, 8, 4)
 """Llama-3 8B: hidden size, MLP size, heads, KV heads, and 4 of its 32 layers."""
 
 PAST = 1024
-
-
-def _count_decode_bytes(batch: int, weight_bytes: int) -> int:
-    width, hidden, heads, groups, depth = LLAMA
-    size = width // heads
-    weights = 2 * width * width + 2 * groups * size * width + 3 * width * hidden
-    cache = 2 * batch * groups * PAST * size
-    return depth * (weight_bytes * weights + 2 * cache)
 
 
 def _make_prefill() -> tuple[nn.Module, Inputs]:
@@ -299,14 +315,14 @@ def _make_unet() -> tuple[nn.Module, Inputs]:
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
-        Model("llama decode 16x1", _make_decode(16), _count_decode_bytes(16, 2)),
-        Model("llama decode 1x1", _make_decode(1), _count_decode_bytes(1, 2)),
-        Model("llama prefill 1x2048", _make_prefill, 0),
-        Model("llama int8 decode 16x1", _make_decode(16), _count_decode_bytes(16, 1), int8=True),
-        Model("llama int8 decode 1x1", _make_decode(1), _count_decode_bytes(1, 1), int8=True),
-        Model("bert 32x128", _make_bert, 0),
-        Model("vit 64x224", _make_vit, 0),
-        Model("unet 4x256", _make_unet, 0),
+        Model("llama decode 16x1", _make_decode(16), weight_bound=True),
+        Model("llama decode 1x1", _make_decode(1), weight_bound=True),
+        Model("llama prefill 1x2048", _make_prefill),
+        Model("llama int8 decode 16x1", _make_decode(16), weight_bound=True, int8=True),
+        Model("llama int8 decode 1x1", _make_decode(1), weight_bound=True, int8=True),
+        Model("bert 32x128", _make_bert),
+        Model("vit 64x224", _make_vit),
+        Model("unet 4x256", _make_unet),
     )
 }
 """By name, most important models first."""

@@ -27,7 +27,7 @@ from benchmarks.gemm.measurement import Measurement, compute_error
 from benchmarks.harness import gpu_lock, gpu_timing, results, resumable, variants
 from benchmarks.harness.variants import CompiledProgram, Variant
 from inductor_ext import _compat
-from inductor_ext.autotune import timing, tuner
+from inductor_ext.autotune import results_db, timing, tuner
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton.config import GemmConfig
@@ -54,7 +54,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces compiling; Inductor's settings give wrong results or fail."""
 
     def compile_and_call(
-        variant: Variant, function: Any, inputs: Any, options: Any = None
+        variant: Variant, function: Any, inputs: Any, options: Any = None, finish: Any = None
     ) -> CompiledProgram:
         if variant.name == "stock-max-tma":
             raise ValueError("no choices")
@@ -177,7 +177,11 @@ def test_gemms_tuned_together_share_the_seconds(monkeypatch: pytest.MonkeyPatch)
 def test_variants_of_a_backend_share_caches() -> None:
     groups = variants.group_by_backend(variants.select(list(variants.VARIANTS)))
     names = [[variant.name for variant in group] for group in groups]
-    assert names == [["eager"], ["stock", "stock-max", "stock-max-tma"], ["ours", "ours-cutlass"]]
+    assert names == [
+        ["eager"],
+        ["stock", "stock-max", "stock-max-tma"],
+        ["ours-default", "ours", "ours-cutlass"],
+    ]
 
 
 # Continuing a run
@@ -367,9 +371,18 @@ def test_decode_reads_weights_and_cache() -> None:
         module = gemm_models.Llama(*gemm_models.LLAMA, past=gemm_models.PAST, batch=16)
     matrices = sum(p.numel() for p in module.parameters() if p.ndim == 2)
     cached = sum(buffer.numel() for buffer in module.buffers())
-    models = gemm_models.MODELS
-    assert models["llama decode 16x1"].bytes_read == 2 * (matrices + cached)
-    assert models["llama int8 decode 16x1"].bytes_read == matrices + 2 * cached
+    for name, expected in (
+        ("llama decode 16x1", 2 * (matrices + cached)),
+        ("llama int8 decode 16x1", matrices + 2 * cached),
+    ):
+        module, _ = gemm_models.MODELS[name].make("meta", torch.bfloat16)
+        # The weights of norms and the scales of columns are not matrices.
+        assert 1 <= gemm_models.count_bytes_read(module) / expected < 1.001
+
+
+def test_embeddings_are_not_read() -> None:
+    module = torch.nn.Sequential(torch.nn.Embedding(1000, 8), torch.nn.Linear(8, 4, bias=False))
+    assert gemm_models.count_bytes_read(module) == 8 * 4 * 4
 
 
 @pytest.mark.parametrize("name", gemm_models.MODELS)
@@ -383,7 +396,7 @@ def test_models_run_on_their_inputs(name: str) -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_model_errors_are_relative_to_float32() -> None:
-    toy = gemm_models.Model("toy", lambda: (small(), (torch.randn(1, 5, 32),)), 0)
+    toy = gemm_models.Model("toy", lambda: (small(), (torch.randn(1, 5, 32),)))
     variant_list = variants.select(["eager", "stock", "stock-max-tma", "ours"])
     with torch.no_grad():
         measurements = e2e.measure_model(toy, variant_list, "cpu", rounds=2)
@@ -400,6 +413,56 @@ def test_model_errors_are_relative_to_float32() -> None:
         "no graphs, stock max-autotune, TMA",
     }
     assert table["compile, stock default"]["ours"] == 1.0
+
+
+def test_defaults_are_compared_with_each_other() -> None:
+    def make(seconds: float) -> Measurement:
+        return Measurement({"graphs": [seconds]}, seconds, error=0.01, peak=3 << 20)
+
+    measurements = {"stock": make(0.004), "ours-default": make(0.003), "ours": make(0.002)}
+    table = rows_by_metric(e2e.make_rows("m", measurements))
+    defaults, tuned = table["graphs, default in both"], table["graphs, stock default"]
+    assert (defaults["ours"], tuned["ours"]) == (3, 2)
+    assert defaults["stock"] == tuned["stock"] == 4
+    assert table["compile, default in both"]["ours"] == 0.003
+    assert table["peak, default in both"]["ours"] == 3
+
+
+def test_a_model_that_trains_is_compared_up_to_its_gradients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finished: list[Any] = []
+
+    def compile_and_call(
+        variant: Variant, function: Any, inputs: Any, options: Any = None, finish: Any = None
+    ) -> CompiledProgram:
+        finished.append(finish(function(*inputs)))
+        return CompiledProgram(lambda: finish(function(*inputs)), 1.0)
+
+    monkeypatch.setattr(variants, "compile_and_call", compile_and_call)
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x).float().square().mean()
+
+    toy = gemm_models.Model("toy", lambda: (Loss(), (torch.randn(4, 32),)), training=True)
+    measurements = e2e.measure_model(toy, variants.select(["eager", "ours"]), "cpu", rounds=2)
+    assert measurements["ours"].failure is None
+    assert measurements["ours"].error == measurements["eager"].error
+    loss, weight, bias = finished[0]
+    assert (loss.shape, weight.shape, bias.shape) == ((), (8, 32), (8,))
+    assert weight.any()
+
+
+def test_tables_can_be_left_out() -> None:
+    assert any(results_db.read_shipped_tables(results_db.TABLES))
+    with e2e.use_tables(False):
+        assert not results_db.read_shipped_tables(results_db.TABLES)
+    assert any(results_db.read_shipped_tables(results_db.TABLES))
 
 
 def test_settings_have_separate_rows() -> None:
@@ -440,7 +503,7 @@ def test_measure_model_on_a_gpu() -> None:
     toy = gemm_models.Model(
         "toy",
         lambda: (small(width=256, hidden=512, past=64, batch=2), (torch.randn(2, 1, 256),)),
-        bytes_read=1 << 20,
+        weight_bound=True,
     )
     with torch.no_grad():
         variant_list = variants.select(["eager", "stock", "ours"])
