@@ -71,7 +71,7 @@ class Decoder(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         """Convert the cache as well."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for index, layer in enumerate(self.cache.layers):
             layer.keys, layer.values = (
                 self.get_buffer(f"keys{index}"),
