@@ -325,7 +325,7 @@ def _make_efficientnet() -> tuple[nn.Module, Inputs]:
             module.reset_parameters()
         if isinstance(module, nn.BatchNorm2d):
             # The statistics become those of the next batch.
-            module.momentum = None
+            module.momentum = 1.0
     model.train()(pixel_values=images[:8])
     return FirstOutput(model, "pixel_values"), (images,)
 
