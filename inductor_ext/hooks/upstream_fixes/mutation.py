@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
@@ -354,7 +355,9 @@ def _reads_elsewhere(src: Any, dst: Any) -> bool:
     name = dst.get_name()
     if name not in values.get_read_names():
         return False
-    (write,) = dependencies.extract_read_writes(dst.make_loader(), values.get_size()).reads
+    # The layout of dst may not be decided yet. Reads and writes then assume the same strides.
+    with mock.patch.object(ir.FlexibleLayout, "allow_indexing", True):
+        (write,) = dependencies.extract_read_writes(dst.make_loader(), values.get_size()).reads
     reads = values.data.get_reads()
     return not all(_is_same_access(read, write) for read in reads if read.name == name)
 

@@ -202,6 +202,18 @@ def flip_flags(a, b):  # type: ignore[no-untyped-def]
     return ()
 
 
+@pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])
+def test_masked_writes_to_values_without_a_decided_layout(options: dict[str, bool]) -> None:
+    def program(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for value in (3, 4):
+            numbers = a.view(torch.uint8)
+            numbers[numbers > 2] = value
+        return (a.view(torch.int16),)
+
+    compiled = torch.compile(program, backend="inductor_ext", options=options)
+    _compare(program, compiled, [torch.arange(5) * 1001])
+
+
 def call_with_views_of_dynamic_offset(a, b, c, d, e):  # type: ignore[no-untyped-def]
     lower = torch.tensor_split(a, 2)[1].t()
     copy = lower.clone()
