@@ -123,7 +123,8 @@ def _measure(
                         )
                     except Exception as failure:
                         # A failing variant must not invalidate the measurements of the others.
-                        text = f"{setting}: {type(failure).__name__}: {str(failure)[:300]}"
+                        line = str(failure).partition("\n")[0][:300]
+                        text = f"{setting}: {type(failure).__name__}: {line}"
                         measurement.failure = text
                     print(f"  {model.name}: {variant.name}, {setting}: ready", flush=True)
     with gpu_lock.hold_gpu():
