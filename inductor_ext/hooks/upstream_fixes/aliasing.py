@@ -210,22 +210,28 @@ def find_results(node: Node, index: Any) -> tuple[Node, ...]:
 
 def get_operand(node: Node, path: Path) -> Any:
     """Return the value at a position."""
-    value = getattr(node, path[0])
-    for key in path[1:]:
-        value = value[key]
-    return value
+    return get_item(getattr(node, path[0]), path[1:])
+
+
+def get_item(container: Any, keys: Path) -> Any:
+    """Return the value at a position in nested sequences and mappings."""
+    for key in keys:
+        container = container[key]
+    return container
 
 
 def replace_operand(node: Node, path: Path, value: Node) -> None:
     """Replace the value at a position."""
+    setattr(node, path[0], replace_item(getattr(node, path[0]), path[1:], value))
 
-    def replace(container: Any, keys: Path) -> Any:
-        if not keys:
-            return value
-        if isinstance(container, dict):
-            return {**container, keys[0]: replace(container[keys[0]], keys[1:])}
-        items = list(container)
-        items[keys[0]] = replace(items[keys[0]], keys[1:])
-        return type(container)(items)
 
-    setattr(node, path[0], replace(getattr(node, path[0]), path[1:]))
+def replace_item(container: Any, keys: Path, value: Any) -> Any:
+    """Return a copy of nested sequences and mappings with another value at a position."""
+    if not keys:
+        return value
+    item = replace_item(container[keys[0]], keys[1:], value)
+    if isinstance(container, dict):
+        return {**container, keys[0]: item}
+    items = list(container)
+    items[keys[0]] = item
+    return type(container)(items)

@@ -104,7 +104,7 @@ def record_aliases(graph: Graph) -> None:
         for index, node in enumerate(_results(output))
         if isinstance(node, Node) and memory.storage(node) in inputs
     }
-    graph_strides.record_strides(graph)
+    graph_strides.record_layouts(graph)
     writes = graph_writes.find_custom_writes(graph)
     if not writes:
         return
@@ -126,46 +126,66 @@ def describe_aliases(gm: GraphModule) -> str:
 
 
 @contextlib.contextmanager
-def keep_copies_of_results(graph: Graph) -> Iterator[None]:
-    """Keep Inductor from removing copies without which two results, or a result and a constant of
-    the graph, are the same tensor.
+def keep_copies(graph: Graph) -> Iterator[None]:
+    """Keep Inductor from removing copies that a program can tell from what they copy.
 
-    Inductor keeps such copies of inputs. In an AOT package buffers are constants.
+    Without some, two results, or a result and a constant of the graph, are the same tensor.
+    Inductor keeps such copies of inputs; in an AOT package buffers are constants. Without others,
+    an operand of `as_strided` or of a custom operator begins at another offset than recorded.
     """
-    copies = _find_copies_of_results(graph)
-    targets = [node.target for node in copies]
-    for node in copies:
+    memory = _FakeMemory()
+    copies = _find_removable_copies(graph, memory)
+    kept = [] if not copies else _find_copies_of_results(graph, memory, copies)
+    kept += [] if not copies else _find_copies_with_offsets(graph, memory, copies)
+    targets = {node: node.target for node in kept}
+    for node in targets:
         node.target = _kept_copy
     try:
         yield
     finally:
-        for node, target in zip(copies, targets, strict=True):
+        for node, target in targets.items():
             node.target = target
 
 
-def _find_copies_of_results(graph: Graph) -> list[Node]:
+_Copies = dict[int | None, tuple[Node, Node]]
+"""Copies and what they copy, by the storage of the copy."""
+
+
+def _find_removable_copies(graph: Graph, memory: _FakeMemory) -> _Copies:
     from torch._inductor.fx_passes.post_grad import noop_registry
 
-    memory = _FakeMemory()
-    copies: dict[int | None, tuple[Node, int | None]] = {}
+    copies: _Copies = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target in noop_registry:
             index = noop_registry[node.target][1]
             source = node.args[index] if isinstance(index, int) else index(node.args)
             if isinstance(source, Node) and memory.storage(source) != memory.storage(node):
-                copies[memory.storage(node)] = node, memory.storage(source)
-    if not copies:
-        return []
+                copies[memory.storage(node)] = node, source
+    return copies
+
+
+def _find_copies_of_results(graph: Graph, memory: _FakeMemory, copies: _Copies) -> list[Node]:
     taken = {memory.storage(node) for node in graph.find_nodes(op="get_attr")}
     kept = []
     for storage in dict.fromkeys(memory.storage(node) for node in _result_nodes(graph)):
         root = storage
         while root in copies:
-            root = copies[root][1]
+            root = memory.storage(copies[root][1])
         if root in taken and storage in copies:
             kept.append(copies[storage][0])
         taken.add(root)
     return kept
+
+
+def _find_copies_with_offsets(graph: Graph, memory: _FakeMemory, copies: _Copies) -> list[Node]:
+    return [
+        copies[storage][0]
+        for _, operands in graph_strides.find_operands(graph)
+        for operand in operands
+        if isinstance(operand, Node)
+        and (storage := memory.storage(operand)) in copies
+        and graph_strides.begins_elsewhere(*copies[storage])
+    ]
 
 
 def _kept_copy(*args: Any, **kwargs: Any) -> None:
@@ -183,9 +203,9 @@ def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> No
     memory = _FakeMemory()
     writes = graph_writes.find_writes(graph)
     output = graph.output_node()
-    if graph_strides.copy_bases_of_other_strides(writes):
-        writes = graph_writes.find_writes(graph)
     graph_strides.refuse_as_strided(graph)
+    if graph_strides.copy_bases_of_other_layouts(graph, writes):
+        writes = graph_writes.find_writes(graph)
     _copy_returned_inputs(graph, output, fresh, memory)
     if not writes:
         return
@@ -231,6 +251,7 @@ def restore_copied_bases(graph: Graph) -> None:
         copied = node.meta.get("only_clone_these_tensors")
         if copied is not None and _COPIED_BASES in node.meta:
             node.meta["only_clone_these_tensors"] = sorted({*copied, *node.meta[_COPIED_BASES]})
+    graph_strides.copy_operands_as_they_are(graph)
 
 
 def use_known_sizes(graph: Graph) -> None:

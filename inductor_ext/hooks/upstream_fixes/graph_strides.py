@@ -5,15 +5,19 @@ overwritten keeps its strides. In an FX graph its new value is another tensor, w
 after operators such as `add` and `index_put`, and has those of the operand after scatters into
 slices. Views of it that a custom operator overwrites are recorded with the strides of the graph.
 Inductor may then make operators in-place, and the memory has the strides of eager mode again.
+
+The same holds for offsets. A copy of `x[1:]` begins at offset 0. If Inductor removes the copy,
+views and copies of it are still computed as recorded, from offset 0 of `x`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from inductor_ext import exc
 from inductor_ext.hooks.upstream_fixes import aliasing, graph_writes
@@ -21,21 +25,78 @@ from inductor_ext.hooks.upstream_fixes.aliasing import Write
 
 CUSTOM_OPERATOR = torch.ops.higher_order.auto_functionalized_v2
 
-_BASE_STRIDES = "inductor_ext_base_strides"
-"""Key of a node's `meta`: the strides of the operands of a custom operator in the traced graph. The
-views of them that it overwrites are recorded with sizes and strides."""
+_BASE_LAYOUTS = "inductor_ext_base_layouts"
+"""Key of a node's `meta`: the strides and the offset, in the traced graph, of each operand that a
+custom operator overwrites, or of the operand of `as_strided`. The operator overwrites views that
+are recorded with sizes, strides and offsets."""
+
+_EAGER_VALUES = "eager_input_vals"
+"""Key of a node's `meta`: fake tensors of the operands of a custom operator as AOTAutograd traced
+it, by which Inductor copies them."""
 
 _COPY_BACK = torch.ops.aten.copy_.default
 _aten = torch.ops.aten
 
 
-def record_strides(graph: Graph) -> None:
-    """Record the strides of operands of custom operators, as the graph has been traced."""
-    for node in graph.find_nodes(op="call_function", target=CUSTOM_OPERATOR):
-        bases = node.kwargs.get("_all_bases", ())
-        node.meta[_BASE_STRIDES] = [
-            base.meta["val"].stride() if isinstance(base, Node) else None for base in bases
+_AS_STRIDED = (_aten.as_strided.default, _aten.as_strided_scatter.default)
+
+
+def record_layouts(graph: Graph) -> None:
+    """Record strides and offsets of operands, as the graph has been traced.
+
+    A later call finds a graph from which copies have been removed, and records nothing.
+    """
+    _use_whole_tensors(graph)
+    for node, operands in find_operands(graph):
+        layouts = [
+            _layout(operand.meta["val"]) if isinstance(operand, Node) else None
+            for operand in operands
         ]
+        node.meta.setdefault(_BASE_LAYOUTS, layouts)
+
+
+def _use_whole_tensors(graph: Graph) -> None:
+    """Replace the operands of `as_strided` that are views by the tensors that own their memory.
+
+    `as_strided` with an offset does not depend on the view. Inductor takes a view of a value that
+    it computes for a tensor of its own, and the offset would be counted from there.
+    """
+    from torch.fx.passes.reinplace import _is_view_op
+
+    for node in graph.find_nodes(op="call_function", target=_aten.as_strided.default):
+        if _BASE_LAYOUTS in node.meta or len(node.args) < 4 or node.args[3] is None:
+            continue
+        operand: Any = node.args[0]
+        while operand.op == "call_function" and _is_view_op(operand.target):
+            source = operand.args[0]
+            if source.meta["val"].dtype != operand.meta["val"].dtype:
+                break
+            operand = source
+        node.update_arg(0, operand)
+
+
+def describe_layouts(gm: GraphModule) -> str:
+    """Return a text for the operands of a graph and its subgraphs that have another layout than
+    recorded.
+    """
+    return "".join(
+        f"{node.name}{layout}"
+        for module in gm.modules()
+        if isinstance(module, GraphModule)
+        for node, operands in find_operands(module.graph)
+        for operand, layout in zip(operands, node.meta.get(_BASE_LAYOUTS, ()), strict=False)
+        if isinstance(operand, Node) and not _has_layout(operand, layout)
+    )
+
+
+def find_operands(graph: Graph) -> Iterator[tuple[Node, Sequence[Any]]]:
+    """Yield the nodes whose operands must have the recorded layout, with these operands."""
+    for node in graph.find_nodes(op="call_function", target=CUSTOM_OPERATOR):
+        bases: Any = node.kwargs.get("_all_bases", ())
+        yield node, bases
+    for target in _AS_STRIDED:
+        for node in graph.find_nodes(op="call_function", target=target):
+            yield node, node.args[:1]
 
 
 def keep_strides_of_scatters(graph: Graph) -> None:
@@ -73,43 +134,95 @@ def _scatter_with_strides(operand: torch.Tensor, values: torch.Tensor, views: An
     return _inplace_generalized_scatter(result, values, views)
 
 
-def copy_bases_of_other_strides(writes: list[Write]) -> bool:
-    """Copy operands of custom operators that have other strides than recorded; return if any.
+def copy_bases_of_other_layouts(graph: Graph, writes: list[Write]) -> bool:
+    """Copy operands with other strides or offsets than recorded; return if any.
 
-    Custom operators overwrite views that are recorded with sizes and strides. Operators such as
-    index_put return a tensor without gaps, also for an operand with gaps. Made in-place, they
-    return one with the strides of the operand.
+    They are those of `as_strided`, and of custom operators that overwrite views recorded with
+    sizes, strides and offsets. Operators such as index_put return a tensor without gaps, also for
+    an operand with gaps. Made in-place, they return one with the layout of the operand.
 
     Raises:
-        UnsupportedMutationError: a copy does not have the recorded strides either.
+        UnsupportedMutationError: a copy does not have the recorded layout either.
     """
     sources = {result: write.operand for write in writes for result in write.results}
+    readers = [
+        (write.node, write.path, write.node.meta[_BASE_LAYOUTS][write.path[2]], write.results)
+        for write in writes
+        if _reads_layout(write)
+    ]
+    for target in _AS_STRIDED:
+        for node in graph.find_nodes(op="call_function", target=target):
+            if _BASE_LAYOUTS in node.meta:
+                readers.append((node, ("args", 0), node.meta[_BASE_LAYOUTS][0], ()))
     copied = False
-    for write in writes:
-        if write.node.target is not CUSTOM_OPERATOR or not _reads_strides(write):
-            continue
-        strides = write.node.meta[_BASE_STRIDES][write.path[2]]
-        node: Any = write.operand
-        while node is not None and _has_strides(node, strides):
-            node = sources.get(node)
-        if node is None:
+    for node, path, layout, results in readers:
+        operand: Any = aliasing.get_operand(node, path)
+        source = operand
+        while source is not None and _has_layout(source, layout):
+            source = sources.get(source)
+        if source is None:
             continue
         # Only operators that return a tensor without gaps change strides, and so does a copy.
-        base = copy(write.operand, before=write.node)
-        if not _has_strides(base, strides):
-            raise exc.UnsupportedMutationError(
-                operator=write.node.args[0],
-                why="it overwrites views of a tensor with the strides "
-                f"{base.meta['val'].stride()}, which are recorded for {strides}",
-                fix="Call the operator with a contiguous clone, and then copy the clone into the "
-                "tensor.",
-            )
-        aliasing.replace_operand(write.node, write.path, base)
-        for result in write.results:
+        base = copy(operand, before=node)
+        _require_layout(base, layout, node)
+        aliasing.replace_operand(node, path, base)
+        for result in results:
             result.meta["val"] = _like(result.meta["val"], base.meta["val"])
             sources[result] = base
         copied = True
     return copied
+
+
+def copy_operands_as_they_are(graph: Graph) -> None:
+    """Copy operands that custom operators must not overwrite, if their layout is not the recorded.
+
+    Inductor copies such an operand by the recorded sizes, strides and offset. It may have replaced
+    the operand, a copy of `x[1:]`, by `x[1:]` itself, which has another offset.
+
+    Raises:
+        UnsupportedMutationError: a copy does not have the recorded layout either.
+    """
+    for write in graph_writes.find_custom_writes(graph):
+        node, (_, *keys) = write.node, write.path
+        if _EAGER_VALUES not in node.meta or not _is_copied(write):
+            continue
+        args, kwargs = node.meta[_EAGER_VALUES]
+        recorded = aliasing.get_item(kwargs, tuple(keys))
+        if _has_layout(write.operand, _layout(recorded)):
+            continue
+        base = copy(write.operand, before=node)
+        offset = recorded.storage_offset() if _reads_layout(write) else 0
+        _require_layout(base, (*recorded.stride(), offset), node)
+        aliasing.replace_operand(node, write.path, base)
+        values = aliasing.replace_item(kwargs, tuple(keys), _like(recorded, base.meta["val"]))
+        node.meta[_EAGER_VALUES] = args, values
+        if node.target is CUSTOM_OPERATOR and node.meta.get(_COPIED) is not None:
+            # Otherwise Inductor copies the copy.
+            node.meta[_COPIED] = [index for index in node.meta[_COPIED] if index != keys[-1]]
+
+
+_COPIED = "only_clone_these_tensors"
+"""Key of a node's `meta`: which operands of a custom operator Inductor copies; None for all."""
+
+
+def _is_copied(write: Write) -> bool:
+    copied = write.node.meta.get(_COPIED)
+    name = write.path[2] if write.node.target is CUSTOM_OPERATOR else write.path[1]
+    return copied is None or name in copied
+
+
+def _require_layout(base: Node, layout: tuple[Any, ...], reader: Node) -> None:
+    if _has_layout(base, layout):
+        return
+    *strides, offset = layout
+    is_custom = reader.target not in _AS_STRIDED
+    raise exc.UnsupportedMutationError(
+        operator=reader.args[0] if is_custom else "as_strided",
+        why=f"{'it overwrites' if is_custom else 'it is called with'} a tensor with the strides "
+        f"{base.meta['val'].stride()}, which was recorded with {tuple(strides)} and the offset "
+        f"{offset}",
+        fix="Call the operator with a contiguous clone, and then copy the clone into the tensor.",
+    )
 
 
 def refuse_as_strided(graph: Graph) -> None:
@@ -163,11 +276,28 @@ def _find_ancestors(node: Any) -> set[Node]:
     return found
 
 
-def _reads_strides(write: Write) -> bool:
-    """Whether a custom operator overwrites a view that is recorded with strides."""
+def _reads_layout(write: Write) -> bool:
+    """Whether a custom operator overwrites a view that is recorded with strides and an offset."""
+    if write.node.target is not CUSTOM_OPERATOR:
+        return False
     kwargs = write.node.kwargs
     prefixes = graph_writes.find_view_prefixes(kwargs, write.path[2])
-    return _BASE_STRIDES in write.node.meta and any(f"{p}_stride" in kwargs for p in prefixes)
+    return _BASE_LAYOUTS in write.node.meta and any(f"{p}_stride" in kwargs for p in prefixes)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (*tensor.stride(), tensor.storage_offset())
+
+
+def begins_elsewhere(node: Node, other: Node) -> bool:
+    """Whether the elements of two nodes begin at different offsets of their memory."""
+    offset, other_offset = (_hint(n.meta["val"].storage_offset()) for n in (node, other))
+    return bool(offset != other_offset)
+
+
+def _has_layout(node: Node, layout: tuple[Any, ...]) -> bool:
+    actual = _layout(node.meta["val"])
+    return [_hint(size) for size in actual] == [_hint(size) for size in layout]
 
 
 def _has_strides(node: Node, strides: tuple[Any, ...]) -> bool:
@@ -183,7 +313,8 @@ def _hint(size: int | torch.SymInt) -> Any:
 
 
 def _like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor like `value` with the strides of another tensor of its size."""
+    """Return a fake tensor like `value` with the strides of another tensor of its size, from offset
+    0."""
     from torch._inductor.virtualized import V
 
     with V.fake_mode:

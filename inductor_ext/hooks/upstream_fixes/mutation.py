@@ -57,7 +57,8 @@ HOOKS = (
         (f"{_PASSES}.post_grad.remove_noop_ops",),
         _OWNER,
         "Copies are removed here. A custom operator that a program calls with operands which share "
-        "memory differs from one whose operands share memory because a copy was removed.",
+        "memory differs from one whose operands share memory because a copy was removed. A copy of "
+        "`x[1:]` begins at offset 0; views of it by size, stride and offset keep that offset.",
         parameters=("graph",),
         upstream="198031",
     ),
@@ -67,7 +68,8 @@ HOOKS = (
         (f"{_PASSES}.post_grad.decompose_auto_functionalized",),
         _OWNER,
         "The in-place pass decides which operands of a custom operator are copied, and a later "
-        "pass removes the copies of views with another dtype.",
+        "pass removes the copies of views with another dtype. Copies are made by the recorded "
+        "offset, also if the operand begins elsewhere by now.",
         parameters=("graph",),
         upstream="198031, 195451",
     ),
@@ -164,10 +166,11 @@ def cache_key(gm: Any) -> str:
     Args:
         gm: a `torch.fx.GraphModule`.
     """
-    from inductor_ext.hooks.upstream_fixes import graph_copies
+    from inductor_ext.hooks.upstream_fixes import graph_copies, graph_strides
 
     kinds = [sorted(positions) for positions in _find_result_kinds(gm.graph)]
-    return f"{kinds}{graph_copies.describe_aliases(gm)}"
+    layouts = graph_strides.describe_layouts(gm)
+    return f"{kinds}{graph_copies.describe_aliases(gm)}{layouts}"
 
 
 def _dispatch_reinplace(stock: Callable[..., None]) -> Callable[..., None]:
@@ -223,7 +226,7 @@ def _dispatch_remove_noop_ops(stock: Callable[..., None]) -> Callable[..., None]
         from inductor_ext.hooks.upstream_fixes import graph_copies
 
         graph_copies.record_aliases(graph)
-        with graph_copies.keep_copies_of_results(graph):
+        with graph_copies.keep_copies(graph):
             stock(graph)
 
     return remove_noop_ops

@@ -26,7 +26,8 @@ HOOKS = (
         ("torch._inductor.compile_fx._recursive_joint_graph_passes",),
         "hooks.upstream_fixes.selected_values",
         "A tensor that is compared with a value selected from it must be in memory, and the "
-        "comparison must not be computed again in the backward graph.",
+        "comparison must not be computed again in the backward graph. Strides and offsets of "
+        "operands are recorded before the passes, which remove additions of zeros, for example.",
         parameters=("gm",),
         relies_on=(
             "torch.fx.passes.reinplace._is_view_op",
@@ -105,9 +106,14 @@ def _is_computed(x: Any) -> bool:
 def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def _recursive_joint_graph_passes(gm: Any, *args: Any, **kwargs: Any) -> Any:
+        if context.settings() is None:
+            return stock(gm, *args, **kwargs)
+        from inductor_ext.hooks.upstream_fixes import graph_strides
+
+        # The passes remove operators, such as the addition of zeros, that copy.
+        graph_strides.record_layouts(gm.graph)
         result = stock(gm, *args, **kwargs)
-        if context.settings() is not None:
-            keep_selected_values(result.graph)
+        keep_selected_values(result.graph)
         return result
 
     return _recursive_joint_graph_passes
