@@ -37,6 +37,7 @@ from inductor_ext.hooks.upstream_fixes import (
     returned_views,
     scatter_atomics,
     selected_values,
+    strided_views,
 )
 
 _MODULES = (
@@ -68,6 +69,7 @@ _MODULES = (
     returned_views,
     scatter_atomics,
     selected_values,
+    strided_views,
 )
 
 HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)

@@ -58,21 +58,25 @@ def record_layouts(graph: Graph) -> None:
 def _use_whole_tensors(graph: Graph) -> None:
     """Replace the operands of `as_strided` that are views by the tensors that own their memory.
 
-    `as_strided` with an offset does not depend on the view. Inductor takes a view of a value that
-    it computes for a tensor of its own, and the offset would be counted from there.
+    `as_strided` does not depend on the view but for the offset, if none is given. Inductor takes a
+    view of a value that it computes for a tensor of its own, and offsets would be counted from
+    there; in torch 2.11 it takes a missing offset for 0.
     """
     from torch.fx.passes.reinplace import _is_view_op
 
     for node in graph.find_nodes(op="call_function", target=_aten.as_strided.default):
-        if _BASE_LAYOUTS in node.meta or len(node.args) < 4 or node.args[3] is None:
-            continue
         operand: Any = node.args[0]
+        offset = node.args[3] if len(node.args) > 3 else None
+        if offset is None:
+            offset = operand.meta["val"].storage_offset()
+        if _BASE_LAYOUTS in node.meta or isinstance(offset, torch.SymInt):
+            continue
         while operand.op == "call_function" and _is_view_op(operand.target):
             source = operand.args[0]
             if source.meta["val"].dtype != operand.meta["val"].dtype:
                 break
             operand = source
-        node.update_arg(0, operand)
+        node.args = (operand, *node.args[1:3], offset)
 
 
 def describe_layouts(gm: GraphModule) -> str:
