@@ -83,8 +83,10 @@ def measure_model(
 def _use_tf32(use: bool) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if use else before)
-    yield
-    torch.set_float32_matmul_precision(before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _make_finish(model: Model, module: nn.Module) -> Callable[[Any], Any]:

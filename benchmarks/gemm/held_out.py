@@ -92,116 +92,93 @@ class Decoder(nn.Module):
         return output.last_hidden_state
 
 
-def _qwen3() -> Any:
-    from transformers import Qwen3Config
+_DECODERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "qwen3-4b": (
+        "Qwen3Config",
+        {
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
+    "phi3-mini": (
+        "Phi3Config",
+        {
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+        },
+    ),
+    "gemma2-2b": (
+        "Gemma2Config",
+        {
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+        },
+    ),
+    "olmo2-7b": (
+        "Olmo2Config",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+        },
+    ),
+    "starcoder2-3b": (
+        "Starcoder2Config",
+        {
+            "hidden_size": 3072,
+            "intermediate_size": 12288,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 2,
+        },
+    ),
+}
+"""Classes of configurations in transformers, and published sizes."""
 
-    return Qwen3Config(
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        num_hidden_layers=DEPTH,
-        **_TOKENS,
-    )
-
-
-def _phi3() -> Any:
-    from transformers import Phi3Config
-
-    return Phi3Config(
-        hidden_size=3072,
-        intermediate_size=8192,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        num_hidden_layers=DEPTH,
-        **_TOKENS,
-    )
-
-
-def _gemma2() -> Any:
-    from transformers import Gemma2Config
-
-    return Gemma2Config(
-        hidden_size=2304,
-        intermediate_size=9216,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        num_hidden_layers=DEPTH,
-        **_TOKENS,
-    )
-
-
-def _olmo2() -> Any:
-    from transformers import Olmo2Config
-
-    return Olmo2Config(
-        hidden_size=4096,
-        intermediate_size=11008,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        num_hidden_layers=DEPTH,
-        **_TOKENS,
-    )
-
-
-def _starcoder2() -> Any:
-    from transformers import Starcoder2Config
-
-    return Starcoder2Config(
-        hidden_size=3072,
-        intermediate_size=12288,
-        num_attention_heads=24,
-        num_key_value_heads=2,
-        num_hidden_layers=DEPTH,
-        **_TOKENS,
-    )
-
-
-def _qwen3_moe() -> Any:
-    from transformers import Qwen3MoeConfig
-
-    return Qwen3MoeConfig(
-        hidden_size=2048,
-        moe_intermediate_size=768,
-        num_experts=64,
-        num_experts_per_tok=8,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        head_dim=128,
-        num_hidden_layers=2,
-        experts_implementation="grouped_mm",
-        **_TOKENS,
-    )
+_MOE = (
+    "Qwen3MoeConfig",
+    {
+        "hidden_size": 2048,
+        "moe_intermediate_size": 768,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_hidden_layers": 2,
+        "experts_implementation": "grouped_mm",
+    },
+)
 
 
 def _make_decoder(
-    make_config: Callable[[], Any], batch: int, length: int, past: int
+    config: tuple[str, Mapping[str, Any]], batch: int, length: int, past: int
 ) -> Callable[[], tuple[nn.Module, Inputs]]:
     def build() -> tuple[nn.Module, Inputs]:
-        tokens = torch.randint(3, VOCABULARY, (batch, length))
-        return Decoder(make_config(), batch, length, past), (tokens,)
+        import transformers
+
+        name, sizes = config
+        made = getattr(transformers, name)(**{"num_hidden_layers": DEPTH, **_TOKENS, **sizes})
+        return Decoder(made, batch, length, past), (_draw_tokens(batch, length),)
 
     return build
 
 
-_DECODERS: Mapping[str, Callable[[], Any]] = {
-    "qwen3-4b": _qwen3,
-    "phi3-mini": _phi3,
-    "gemma2-2b": _gemma2,
-    "olmo2-7b": _olmo2,
-    "starcoder2-3b": _starcoder2,
-}
-
-
 def _yield_decoders() -> Iterator[Model]:
-    for name, make_config in _DECODERS.items():
+    for name, config in _DECODERS.items():
         for batch in (1, 8, 32):
-            build = _make_decoder(make_config, batch, 1, PAST)
+            build = _make_decoder(config, batch, 1, PAST)
             yield Model(f"{name} decode {batch}x1", build, weight_bound=True)
-        yield Model(f"{name} prefill 1x1024", _make_decoder(make_config, 1, 1024, 0))
-    yield Model("qwen3-moe decode 16x1", _make_decoder(_qwen3_moe, 16, 1, PAST))
+        yield Model(f"{name} prefill 1x1024", _make_decoder(config, 1, 1024, 0))
+    yield Model("qwen3-moe decode 16x1", _make_decoder(_MOE, 16, 1, PAST))
 
 
 # Encoders.
@@ -474,7 +451,7 @@ def _make_latent_unet() -> tuple[nn.Module, Inputs]:
 
 
 class Dlrm(nn.Module):
-    """Embeddings and dense features, their pairwise dot products, and an MLP (Naumov et al. 2019).
+    """Embeddings and dense features, the dots of their pairs, and an MLP (Naumov et al. 2019).
 
     All widths are odd, as after a search over architectures.
     """
@@ -491,9 +468,9 @@ class Dlrm(nn.Module):
         x = self.bottom(dense)
         looked_up = [table(indices[:, i]) for i, table in enumerate(self.embeddings)]
         features = torch.stack([x, *looked_up], dim=1)
-        products = features @ features.transpose(1, 2)
+        dots = features @ features.transpose(1, 2)
         pairs: Any = self.pairs
-        return self.top(torch.cat([x, products[:, pairs[0], pairs[1]]], dim=1))
+        return self.top(torch.cat([x, dots[:, pairs[0], pairs[1]]], dim=1))
 
 
 def _make_mlp(*widths: int) -> nn.Sequential:

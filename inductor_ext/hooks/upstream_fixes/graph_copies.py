@@ -135,9 +135,11 @@ def keep_copies(graph: Graph) -> Iterator[None]:
     """
     memory = _FakeMemory()
     copies = _find_removable_copies(graph, memory)
-    kept = [] if not copies else _find_copies_of_results(graph, memory, copies)
-    kept += [] if not copies else _find_copies_with_offsets(graph, memory, copies)
-    targets = {node: node.target for node in kept}
+    targets: dict[Node, Any] = {}
+    if copies:
+        kept = _find_copies_of_results(graph, memory, copies)
+        kept += _find_copies_with_offsets(graph, memory, copies)
+        targets = {node: node.target for node in kept}
     for node in targets:
         node.target = _kept_copy
     try:
@@ -248,9 +250,9 @@ def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> No
 def restore_copied_bases(graph: Graph) -> None:
     """Have the custom operators of a graph copy the operands that they must not overwrite."""
     for node in graph.find_nodes(op="call_function", target=graph_strides.CUSTOM_OPERATOR):
-        copied = node.meta.get("only_clone_these_tensors")
+        copied = node.meta.get(graph_strides.COPIED)
         if copied is not None and _COPIED_BASES in node.meta:
-            node.meta["only_clone_these_tensors"] = sorted({*copied, *node.meta[_COPIED_BASES]})
+            node.meta[graph_strides.COPIED] = sorted({*copied, *node.meta[_COPIED_BASES]})
     graph_strides.copy_operands_as_they_are(graph)
 
 

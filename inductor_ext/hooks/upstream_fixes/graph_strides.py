@@ -25,6 +25,9 @@ from inductor_ext.hooks.upstream_fixes.aliasing import Write
 
 CUSTOM_OPERATOR = torch.ops.higher_order.auto_functionalized_v2
 
+COPIED = "only_clone_these_tensors"
+"""Key of a node's `meta`: which operands of a custom operator Inductor copies; None for all."""
+
 _BASE_LAYOUTS = "inductor_ext_base_layouts"
 """Key of a node's `meta`: the strides and the offset, in the traced graph, of each operand that a
 custom operator overwrites, or of the operand of `as_strided`. The operator overwrites views that
@@ -36,8 +39,6 @@ it, by which Inductor copies them."""
 
 _COPY_BACK = torch.ops.aten.copy_.default
 _aten = torch.ops.aten
-
-
 _AS_STRIDED = (_aten.as_strided.default, _aten.as_strided_scatter.default)
 
 
@@ -200,17 +201,13 @@ def copy_operands_as_they_are(graph: Graph) -> None:
         aliasing.replace_operand(node, write.path, base)
         values = aliasing.replace_item(kwargs, tuple(keys), _like(recorded, base.meta["val"]))
         node.meta[_EAGER_VALUES] = args, values
-        if node.target is CUSTOM_OPERATOR and node.meta.get(_COPIED) is not None:
+        if node.target is CUSTOM_OPERATOR and node.meta.get(COPIED) is not None:
             # Otherwise Inductor copies the copy.
-            node.meta[_COPIED] = [index for index in node.meta[_COPIED] if index != keys[-1]]
-
-
-_COPIED = "only_clone_these_tensors"
-"""Key of a node's `meta`: which operands of a custom operator Inductor copies; None for all."""
+            node.meta[COPIED] = [index for index in node.meta[COPIED] if index != keys[-1]]
 
 
 def _is_copied(write: Write) -> bool:
-    copied = write.node.meta.get(_COPIED)
+    copied = write.node.meta.get(COPIED)
     name = write.path[2] if write.node.target is CUSTOM_OPERATOR else write.path[1]
     return copied is None or name in copied
 
