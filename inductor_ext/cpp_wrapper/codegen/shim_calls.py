@@ -48,7 +48,7 @@ class ShimCalls:
         """Check what the C shim returns whose call the wrapper writes as a statement.
 
         Until torch 2.13, `scatter` and `index_put` ignore it: with an index that is out of bounds,
-        the program goes on with a tensor that was not written.
+        the program goes on with a tensor that was not written. Also free each handle only once.
 
         Args:
             prefix: how the call begins.
@@ -60,6 +60,7 @@ class ShimCalls:
         def write_checked(line: Any) -> None:
             call = _called(line) if isinstance(line, str) else ""
             if call.startswith(prefix):
+                call = _own_once(call)
                 reports = self.reports_operators
                 line = _reporting_call(call, name, args) if reports else f"{_CHECK}({call});"
             write(line)
@@ -88,6 +89,18 @@ def _called(statement: str) -> str:
     """The call that a statement makes, whether it checks the result or not."""
     call = statement.strip().removesuffix(";")
     return call[len(_CHECK) + 1 : -1] if call.startswith(f"{_CHECK}(") else call
+
+
+def _own_once(call: str) -> str:
+    """Return a call in which each temporary handle is freed by one argument only.
+
+    torch passes the operand of `scatter_` and `index_put_` twice, as the result and as the operand.
+    If it is a view, both arguments are objects that free the same handle. An object lives until the
+    call has returned, so that the others can be the handle itself.
+    """
+    for owner, handle in set(re.findall(r"(RAIIAtenTensorHandle\((\w+)\))", call)):
+        call = call.replace(owner, handle, call.count(owner) - 1)
+    return call
 
 
 def _is_tensor(argument: str) -> bool:

@@ -83,6 +83,20 @@ def index_put_of_a_mask() -> Case:
 
 
 @ATEN
+def index_put_of_views() -> Case:
+    """The operand of the fallback is a temporary object, which is the result as well."""
+
+    def function(x: torch.Tensor, i: torch.Tensor, values: torch.Tensor) -> Any:
+        x.view(torch.int64).index_put_((i,), values, accumulate=True)
+        y = x + 1
+        y.view(torch.int64)[1:].index_put_((i,), values, accumulate=True)
+        return x * 2, y
+
+    args = (torch.randn(5, dtype=torch.float64), torch.tensor([0, 3, 0]), torch.tensor([5, 7, 9]))
+    return Case(function, args)
+
+
+@ATEN
 def index_add_and_copy_and_fill() -> Case:
     return Case(
         lambda x, i, s: (x.index_add(0, i, s), x.index_copy(0, i, s), x.index_fill(1, i, 3.0)),
