@@ -108,6 +108,7 @@ def generator(stock: Any, settings: Settings) -> Any:
     fixes = (
         upstream_fixes.LoopOutputs,
         upstream_fixes.FallbackStrides,
+        upstream_fixes.SizeArrays,
         fallback_calls.FallbackCalls,
         shim_calls.ShimCalls,
         DecoratedCall,

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -81,6 +81,26 @@ def _carried_outputs(wrapper: Any, while_loop: Any) -> list[tuple[Any, str]]:
     mutated_names = {output.get_name() for output in while_loop.mutation_outputs}
     pairs = zip(while_loop.carried_inputs, names, strict=False)
     return [(carried_input, name) for carried_input, name in pairs if name not in mutated_names]
+
+
+class SizeArrays:
+    """Mixin for torch's wrappers: an array of sizes or strides is declared before it is used.
+
+    torch reuses an array that was declared in the same place, which it identifies by the id of the
+    function that writes lines there (until torch 2.12), or of the object that has the function. The
+    id of an object that is gone can be that of a new one: an array is then declared elsewhere,
+    perhaps later, and C++ does not compile. No release up to 2.14 has a complete fix.
+    """
+
+    def codegen_int_array_var(
+        self: Any, int_array: str, writeline: Callable[..., None], *args: Any, **kwargs: Any
+    ) -> str:
+        """Return the variable of an array, see torch's method; keep `writeline` and its object."""
+        place = getattr(writeline, "__self__", writeline)
+        key = (id(place), getattr(writeline, "__name__", ""))
+        kept = vars(self).setdefault("_kept_writelines", {}).setdefault(key, writeline)
+        name: str = super().codegen_int_array_var(int_array, kept, *args, **kwargs)  # type: ignore[misc]
+        return name
 
 
 _MATCH_STRIDES = """

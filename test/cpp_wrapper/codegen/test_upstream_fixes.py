@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,3 +31,23 @@ def test_triton_launchers_take_floats_as_floats(monkeypatch: pytest.MonkeyPatch)
     upstream_fixes.generate_launcher(Stock(), wrapper)
     lines = [line.strip() for line in wrapper.prefix._lines]
     assert lines == ["float scale,", "int64_t n,", "double zuf0,", "double scale,"]
+
+
+def test_arrays_are_declared_where_they_are_used() -> None:
+    """Torch takes a new buffer for one that is gone if they, or their methods, have the same id."""
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+    from torch._inductor.utils import IndentedBuffer
+
+    class Wrapper(upstream_fixes.SizeArrays, CppWrapperCpu):
+        def __init__(self) -> None:
+            self.codegen_int_array_var_cache: dict[Any, str] = {}
+            self.declared_int_array_vars: set[str] = set()
+            self.int_array_id = itertools.count()
+
+    wrapper = Wrapper()
+    for _ in range(5):
+        code = IndentedBuffer()
+        name = wrapper.codegen_int_array_var("{1L}", code.writeline)
+        assert f"{name}[] = {{1L}};" in code.getvalue()
+        assert wrapper.codegen_int_array_var("{1L}", code.writeline) == name
+        assert len(code._lines) == 1
