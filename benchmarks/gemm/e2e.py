@@ -39,7 +39,15 @@ from benchmarks.harness.variants import Variant
 from inductor_ext.autotune import results_db
 from inductor_ext.templates.device import Device
 
-__all__ = ["compute_lower_bound", "main", "make_rows", "measure_model", "use_tables"]
+__all__ = [
+    "compute_lower_bound",
+    "main",
+    "make_finish",
+    "make_rows",
+    "measure_model",
+    "use_tables",
+    "use_tf32",
+]
 
 ROUNDS = 15
 
@@ -75,12 +83,13 @@ def measure_model(
         with gpu_lock.hold_gpu():
             exact = _compute_in_float32(model, device)
             module, inputs = model.make(device, model.dtype)
-        stack.enter_context(_use_tf32(model.dtype == torch.float32))
+        stack.enter_context(use_tf32(model.dtype == torch.float32))
         return _measure(module, inputs, exact, variant_list, device, rounds, model)
 
 
 @contextlib.contextmanager
-def _use_tf32(use: bool) -> Iterator[None]:
+def use_tf32(use: bool) -> Iterator[None]:
+    """Allow TF32 in matmuls of float32 inside the block, if `use`."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if use else before)
     try:
@@ -89,7 +98,7 @@ def _use_tf32(use: bool) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _make_finish(model: Model, module: nn.Module) -> Callable[[Any], Any]:
+def make_finish(model: Model, module: nn.Module) -> Callable[[Any], Any]:
     """Return what follows a call of the module: the backward pass, if the model trains."""
     if not model.training:
         return lambda result: result
@@ -106,7 +115,7 @@ def _measure(
     rounds: int,
     model: Model,
 ) -> dict[str, Measurement]:
-    finish = _make_finish(model, module)
+    finish = make_finish(model, module)
 
     def function(*inputs: torch.Tensor) -> Any:
         return module(*inputs)
@@ -184,7 +193,7 @@ def _call_and_measure_peak(call: Callable[[], Any]) -> tuple[Any, int | None]:
 
 def _compute_in_float32(model: Model, device: str) -> tuple[torch.Tensor, ...]:
     module, inputs = model.make(device, torch.float32)
-    result = _make_finish(model, module)(module(*inputs))
+    result = make_finish(model, module)(module(*inputs))
     return result if isinstance(result, tuple) else (result,)
 
 
