@@ -35,11 +35,18 @@ for _name, _schema, _function in (
     _LIBRARY.define(_name + _schema)
     _LIBRARY.impl(_name, _function, "CompositeExplicitAutograd")
 
-_LIBRARY.define("increment_all(Tensor(a!)[] xs) -> ()", tags=(torch.Tag.needs_exact_strides,))
-_LIBRARY.impl("increment_all", _increment_all, "CompositeExplicitAutograd")
+for _name, _tag in (
+    ("increment_all", torch.Tag.needs_exact_strides),
+    ("increment_all_contiguous", torch.Tag.needs_contiguous_strides),
+):
+    _LIBRARY.define(_name + "(Tensor(a!)[] xs) -> ()", tags=(_tag,))
+    _LIBRARY.impl(_name, _increment_all, "CompositeExplicitAutograd")
 
 flip_into = torch.ops.inductor_ext_mutation_test.flip_into.default
 flip_into_both = torch.ops.inductor_ext_mutation_test.flip_into_both.default
 increment = torch.ops.inductor_ext_mutation_test.increment.default
 increment_all = torch.ops.inductor_ext_mutation_test.increment_all.default
 """Gets operands with the strides of eager mode."""
+
+increment_all_contiguous = torch.ops.inductor_ext_mutation_test.increment_all_contiguous.default
+"""Gets contiguous operands: others are copied, and the copies are copied back."""

@@ -72,9 +72,12 @@ HOOKS = (
         ("torch._inductor.scheduler.Scheduler.compute_dependencies",),
         _OWNER,
         "The order of reads and writes is decided here, and kept only for accesses by the name of "
-        "the buffer that is written.",
+        "the buffer that is written. A write that nothing reads by that name is removed.",
         relies_on=(
+            "torch._inductor.dependencies.StarDep",
             "torch._inductor.dependencies.WeakDep",
+            "torch._inductor.scheduler.NodeUser",
+            "torch._inductor.scheduler.OutputNode",
             "torch._inductor.scheduler.SchedulerBuffer.get_aliases",
             "torch._inductor.scheduler.SchedulerBuffer.get_mutations",
         ),
@@ -271,27 +274,41 @@ class _Memory:
 def _dispatch_compute_dependencies(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def compute_dependencies(self: Any, *args: Any, **kwargs: Any) -> None:
-        if context.settings() is not None:
-            _order_accesses(self.nodes)
+        writes = [] if context.settings() is None else _order_accesses(self.nodes)
         stock(self, *args, **kwargs)
+        for buffer in writes:
+            _keep(buffer)
 
     return compute_dependencies
 
 
-def _order_accesses(nodes: list[Any]) -> None:
-    """Add dependencies between accesses of one memory by several names, if it is written."""
+def _keep(buffer: Any) -> None:
+    """Keep what writes a buffer: it counts as a result of the graph."""
+    from torch._inductor.dependencies import StarDep
+    from torch._inductor.scheduler import NodeUser, OutputNode
+
+    buffer.users.append(NodeUser(OutputNode(StarDep(buffer.get_name()))))
+
+
+def _order_accesses(nodes: list[Any]) -> list[Any]:
+    """Add dependencies between accesses of one memory by several names, if it is written.
+
+    Returns:
+        The scheduler buffers that write such memory.
+    """
     owners = _Memory(_find_aliases(nodes)).shared()
     if not owners:
-        return
+        return []
     from torch._inductor.virtualized import V
 
-    written = {
-        owners[name]
+    writing = [
+        (buffer, owners[name])
         for node in nodes
         for buffer in node.get_outputs()
         for name in buffer.get_mutations()
         if name in owners
-    }
+    ]
+    written = {memory for _, memory in writing}
     last_write: dict[str, str] = {}
     accesses: defaultdict[str, list[str]] = defaultdict(list)
     for node in nodes if written else ():
@@ -308,6 +325,7 @@ def _order_accesses(nodes: list[Any]) -> None:
                 accesses[memory].append(outputs[0].get_name())
             if memory in writes and outputs:
                 last_write[memory] = outputs[0].get_name()
+    return [buffer for buffer, _ in writing]
 
 
 def _find_aliases(nodes: list[Any]) -> Iterator[tuple[str, Iterable[str]]]:
@@ -371,11 +389,31 @@ def _dispatch_process_kernel(stock: Callable[..., Any]) -> Callable[..., Any]:
     # `stock` is bound to its class: the dispatcher replaces a class method.
     @functools.wraps(stock)
     def process_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if context.settings() is not None and _views_as_real(kernel, args):
-            args = (_resolve_conjugate(args[0]), *args[1:])
+        if context.settings() is not None:
+            if _views_as_real(kernel, args):
+                args = (_resolve_conjugate(args[0]), *args[1:])
+            args = _with_recorded_strides(kernel, args)
         return stock(kernel, *args, **kwargs)
 
     return process_kernel
+
+
+def _with_recorded_strides(kernel: Any, args: Any) -> Any:
+    """Return the arguments of a view operator, of which the viewed tensor has the graph's strides.
+
+    Inductor stores the new value of a tensor with gaps without gaps. Later operators may be
+    recorded with strides and offsets in the memory with gaps.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    node = V.current_node
+    if not getattr(kernel, "is_view", False) or node.target is not kernel or not args:
+        return args
+    viewed, recorded = args[0], node.args[0].meta["val"].stride()
+    if V.graph.sizevars.statically_known_list_equals(viewed.maybe_get_stride() or (), recorded):
+        return args
+    return (ir.ExternKernel.require_exact_strides(viewed, recorded), *args[1:])
 
 
 def _views_as_real(kernel: Any, args: Any) -> bool:

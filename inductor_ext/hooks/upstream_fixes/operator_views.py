@@ -2,8 +2,9 @@
 
 AOTAutograd replaces the call of an operator that mutates a view by one that gets the base of the
 view and the view's sizes and strides. If the base has another dtype, the call mutates other
-elements than the program does, or memory behind the base. Here such an operand is copied, and the
-operator's values are written back through the view.
+elements than the program does, or memory behind the base. A view by `x.view(dtype)` is a base of
+its own: of several views of `x`, only what the operator writes into the last one is kept. Here such
+an operand is copied, and the operator's values are written back through the view.
 
 Inductor computes a view of another dtype in the kernels that read it, unless its base is in memory
 when the view is created. An operator then writes into a copy, which Inductor cannot write back.
@@ -69,16 +70,38 @@ def _dispatch_functionalize(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _find_views(op: Any, args: Any, kwargs: Any) -> dict[int, Any]:
-    """The mutated operands whose base has another dtype, by identity."""
-    import torch
-    from torch._higher_order_ops.auto_functionalize import get_base
-
+    """The mutated operands whose base has another dtype, or shares memory with the base of another
+    one, by identity.
+    """
+    operands = _find_tensors(_mutated_operands(op, args, kwargs))
+    bases = [(_find_base(value), _find_memory(value)) for value in operands]
     views = {}
-    for operand in torch.utils._pytree.tree_leaves(_mutated_operands(op, args, kwargs)):
-        base = get_base(operand) if isinstance(operand, torch.Tensor) else None
-        if base is not None and base.dtype != operand.dtype:
+    for operand in operands:
+        base, memory = _find_base(operand), _find_memory(operand)
+        if base.dtype != operand.dtype or any(
+            other is not base and other_memory == memory for other, other_memory in bases
+        ):
             views[id(operand)] = operand
     return views
+
+
+def _find_tensors(operands: Any) -> list[Any]:
+    import torch
+
+    leaves = torch.utils._pytree.tree_leaves(operands)
+    return [value for value in leaves if isinstance(value, torch.Tensor)]
+
+
+def _find_base(tensor: Any) -> Any:
+    from torch._higher_order_ops.auto_functionalize import get_base
+
+    base = get_base(tensor)
+    return tensor if base is None else base
+
+
+def _find_memory(tensor: Any) -> int:
+    """What tensors that share memory have in common."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _mutated_operands(op: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -96,27 +119,21 @@ def _mutated_operands(op: Any, args: Any, kwargs: Any) -> list[Any]:
 
 def _refuse_shared_memory(op: Any, args: Any, kwargs: Any, views: dict[int, Any]) -> None:
     """Raise UnsupportedMutationError if another operand may share elements with one to copy."""
-    import torch
-
-    operands = torch.utils._pytree.tree_leaves((args, kwargs))
-    tensors = [value for value in operands if isinstance(value, torch.Tensor)]
+    tensors = _find_tensors((args, kwargs))
     for view in views.values():
         # An operand that is passed twice is two operands.
         if sum(_may_overlap(value, view) for value in tensors) > 1:
             raise exc.UnsupportedMutationError(
                 operator=op,
-                why="it overwrites a view that has another dtype than its base, and another "
-                "operand shares the memory",
+                why="it overwrites a view, of another dtype than its base or one of several, and "
+                "another operand shares the memory",
                 fix="Call the operator with a clone of the view, and then copy the clone into the "
                 "view.",
             )
 
 
 def _may_overlap(first: Any, second: Any) -> bool:
-    from torch._higher_order_ops.auto_functionalize import get_base
-
-    bases = [value if get_base(value) is None else get_base(value) for value in (first, second)]
-    if bases[0] is not bases[1]:
+    if _find_memory(first) != _find_memory(second):
         return False
     spans = [_find_bytes(value) for value in (first, second)]
     (start, length, strides), (other_start, other_length, other_strides) = spans

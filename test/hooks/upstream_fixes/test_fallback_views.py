@@ -14,7 +14,12 @@ import pytest
 import torch
 
 import inductor_ext
-from test.support.mutating_operators import flip_into, increment, increment_all
+from test.support.mutating_operators import (
+    flip_into,
+    increment,
+    increment_all,
+    increment_all_contiguous,
+)
 
 Program = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -107,12 +112,43 @@ def _inputs() -> list[torch.Tensor]:
     return [torch.randn(4, 6, dtype=torch.complex64) for _ in range(6)]
 
 
-def _compare(program: Program, compiled: Program) -> None:
-    expected_inputs, actual_inputs = _inputs(), _inputs()
+def _compare(program: Program, compiled: Program, inputs: list[torch.Tensor] | None = None) -> None:
+    expected_inputs, actual_inputs = (copy.deepcopy(inputs or _inputs()) for _ in range(2))
     expected = [*program(*expected_inputs), *expected_inputs]
     actual = [*compiled(*actual_inputs), *actual_inputs]
     for index, (value, reference) in enumerate(zip(actual, expected, strict=True)):
         torch.testing.assert_close(value, reference, msg=lambda text, i=index: f"{i}: {text}")
+
+
+def increment_views_of_tensors_with_gaps(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """Operators get views with the recorded strides, or contiguous copies that are copied back."""
+    torch.view_as_real(a)[..., 0].fill_(0.5)
+    increment_all([a[:1], a[1:]])
+    torch.view_as_real(b)[..., 0].fill_(0.5)
+    increment_all([b[:1]])
+    before = b + 0
+    increment_all([b[1:]])
+    c.real.fill_(0.5)
+    increment_all([c[1:].t()])
+    d[FIRST] = 1
+    increment_all([d[:1], d[1:]])
+    e.view(torch.float32)[:, 0] = 2
+    increment_all([e.view(torch.int16)[:1], e.view(torch.int16)[1:]])
+    increment_all_contiguous([f[1:].t(), f[:1].t()])
+    f = f * 2
+    increment_all_contiguous([f[1:].t()])
+    total = f.sum()
+    increment_all_contiguous([f[:1].t()])
+    return a * 1, before, c.real + 1, f, total
+
+
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_views_of_tensors_with_gaps_are_overwritten(cpp_wrapper: bool) -> None:
+    program = increment_views_of_tensors_with_gaps
+    options = {"cpp_wrapper": cpp_wrapper}
+    compiled = torch.compile(program, backend="inductor_ext", options=options)
+    inputs = [x[:, ::2] for x in _inputs()[:4]] + [x[:, :4] for x in _inputs()[4:]]
+    _compare(program, compiled, inputs)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
