@@ -216,10 +216,20 @@ def _has_other_references(box: Any, new: Any) -> bool:
     defining = new_storage.get_defining_op()
     others = [operation for operation in V.graph.operations if operation is not defining]
     return any(
-        name in operation.get_read_names()
+        name in _find_read_names(operation)
         or any(name in output.get_mutation_names() for output in operation.get_outputs())
         for operation in others
     )
+
+
+def _find_read_names(operation: Any) -> Any:
+    """Return the names of the buffers that an operation of a graph reads."""
+    from torch._inductor import ir
+
+    if getattr(operation, "name", None) is None:
+        # A Triton kernel of the user is an operation and a buffer, but has no buffer's name.
+        return ir.Operation.get_read_names(operation)
+    return operation.get_read_names()
 
 
 def _unbox(value: Any) -> Any:

@@ -262,3 +262,22 @@ def test_views_of_a_buffer_whose_new_memory_has_other_strides(
     expected = [*program(expected_input, w), expected_input]
     for value, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, reference)
+
+
+def test_an_input_is_set_after_a_triton_kernel() -> None:
+    """A Triton kernel of the user has no name that a buffer has."""
+    pytest.importorskip("triton")
+    from inductor_ext import config
+    from inductor_ext.hooks import scope
+    from test.support import fake_cuda, triton_kernels
+
+    def program(x: torch.Tensor, y: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
+        total = torch.empty_like(x)
+        torch.library.wrap_triton(triton_kernels.add_kernel)[(1,)](x, y, total, 64, BLOCK=64)
+        torch.ops.aten.copy_.default(counter, torch.ones_like(counter))
+        return total * 2
+
+    inputs = [((64,), torch.float32), ((64,), torch.float32), ((1,), torch.int64)]
+    with scope.compile_scope(config.snapshot({})):
+        lowered = fake_cuda.lower(program, *inputs)
+    assert "add_kernel" in lowered.code
