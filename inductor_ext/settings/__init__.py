@@ -127,6 +127,12 @@ class Settings:
         False,
         "Allow torch versions outside the supported range instead of raising an error.",
     )
+    decode_attention: bool = _setting(
+        False,
+        "Whether attention of a few queries per sequence to many keys on a GPU (decoding with a "
+        "cache), with a mask or grouped queries, gets a kernel of the extension. It reads grouped "
+        "keys and values where they are, which models otherwise repeat for each query head.",
+    )
     gemm_templates: bool = _setting(
         True,
         "Whether GEMMs on a GPU may use the extension's kernels: with `max_autotune`, kernels "

@@ -1,8 +1,9 @@
 """Entry of the planner: the pass that runs after Inductor's post-grad passes.
 
 `plan_matmuls` plans a graph and its subgraphs, each under the Inductor options with which it is
-lowered. `cache_key` says which stored results and flags the plans depend on. Settings:
-`gemm_templates`, `gemm_rows`, `gemm_fuse_*`, `cutlass_*`.
+lowered, and replaces attention of few queries (`decode_attention`). `cache_key` says which stored
+results and flags the plans depend on. Settings: `decode_attention`, `gemm_templates`, `gemm_rows`,
+`gemm_fuse_*`, `cutlass_*`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from inductor_ext import _compat, numerics
 from inductor_ext.autotune import cutlass_kernels, decide, results_db
 from inductor_ext.lowerings.graph import explain_records, undo_woq_int8
 from inductor_ext.lowerings.graph.decisions import Decider
+from inductor_ext.lowerings.graph.decode_attention import replace_decode_attention
 from inductor_ext.lowerings.graph.fusion import named_graph
 from inductor_ext.lowerings.graph.planner import Planner
 from inductor_ext.lowerings.graph.site import find_matmuls
@@ -73,7 +75,10 @@ def _plan_graph(gm: fx.GraphModule, settings: Settings) -> None:
     if decide.may_replace_aten(settings):
         # Without a comparison of kernels, keep Inductor's replacement.
         undo_woq_int8.restore_matmuls(gm.graph)
-    allowed = settings.gemm_templates and numerics.gemm_obstacle() is None
+    is_free = numerics.gemm_obstacle() is None
+    if settings.decode_attention and is_free and replace_decode_attention(gm.graph):
+        gm.recompile()
+    allowed = settings.gemm_templates and is_free
     first = next(iter(find_matmuls(gm.graph)), None) if allowed else None
     if first is not None:
         index = first.meta["val"].device.index

@@ -1,0 +1,190 @@
+"""Replaces attention of a few queries to many keys by calls of the kernels for it.
+
+The kernels are called as user-defined Triton kernels, which Inductor can put into wrappers in
+Python and C++, packages and CUDA graphs. `match_attention` finds the operators.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from inductor_ext.lowerings.graph.match_attention import AttentionCall, find_decode_attention
+from inductor_ext.templates.triton import decode_attention as rules
+from inductor_ext.templates.triton.decode_attention import DecodeAttention, DecodeConfig
+
+
+def replace_decode_attention(graph: fx.Graph) -> int:
+    """Replace the operators of a graph, after all other passes; return how many.
+
+    GPUs without bfloat16 matrix instructions keep torch's operators.
+    """
+    replaced = 0
+    for call in list(find_decode_attention(graph)):
+        properties = torch.cuda.get_device_properties(call.result.meta["val"].device)
+        if properties.major >= 8:
+            _replace(graph, call, rules.choose(call.problem, properties.multi_processor_count))
+            replaced += 1
+    return replaced
+
+
+def _replace(graph: fx.Graph, call: AttentionCall, config: DecodeConfig) -> None:
+    problem, result = call.problem, call.result
+    value = result.meta["val"]
+    pairs = problem.batch * problem.heads
+    with graph.inserting_before(result):
+        tensors = {
+            "query": call.query,
+            "key": call.key,
+            "value": call.value,
+            "out": _add_empty(graph, value),
+        }
+        if call.bias is not None:
+            tensors["bias"] = call.bias
+        values = {name: node.meta["val"] for name, node in tensors.items()}
+        attend, combine = constants_of(problem, config, call.scale, **values)
+        if config.splits > 1:
+            size = (pairs, config.splits, problem.rows, rules.round_up(problem.value_size))
+            sums = value.new_empty(size, dtype=torch.float32)
+            stats = value.new_empty((*size[:2], 2, problem.rows), dtype=torch.float32)
+            tensors |= {"sums": _add_empty(graph, sums), "stats": _add_empty(graph, stats)}
+        absent = dict.fromkeys({"bias", "sums", "stats"} - tensors.keys())
+        _add_call(graph, "attend", config, (pairs, config.splits), tensors, {**absent, **attend})
+        if config.splits > 1:
+            parts = {name: tensors[name] for name in ("sums", "stats", "out")}
+            _add_call(graph, "combine", config, (pairs, problem.rows), parts, combine)
+    result.replace_all_uses_with(tensors["out"])
+    operator = result.args[0]
+    assert isinstance(operator, fx.Node)
+    operands = operator.all_input_nodes
+    for unused in (*operator.users, operator):
+        graph.erase_node(unused)
+    for operand in operands:
+        _erase_unused(operand)
+
+
+def constants_of(
+    problem: DecodeAttention,
+    config: DecodeConfig,
+    scale: float,
+    *,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of `attend` and of `combine` that are no tensors.
+
+    Args:
+        problem: sizes.
+        config: how the kernel runs.
+        scale: factor of the products of queries and keys.
+        query: [batch, query heads, queries, size]; only the strides of tensors are read.
+        key: [batch, heads, keys, size].
+        value: [batch, heads, keys, value size].
+        out: [batch, query heads, queries, value size].
+        bias: broadcast to [batch, query heads, queries, keys].
+    """
+    both = {
+        "HEADS": problem.heads,
+        "QUERIES": problem.queries,
+        "ROWS": problem.rows,
+        "VALUE_SIZE": problem.value_size,
+        "BLOCK_V": rules.round_up(problem.value_size),
+        "SPLITS": config.splits,
+        **_name_strides("OUT", "BHM", out.stride()),
+    }
+    added = (0, 0, 0, 0) if bias is None else _broadcast_strides(bias)
+    attend = {
+        **both,
+        **_name_strides("QUERY", "BHM", query.stride()),
+        **_name_strides("KEY", "BHN", key.stride()),
+        **_name_strides("VALUE", "BHN", value.stride()),
+        **_name_strides("BIAS", "BHMN", added),
+        "length": problem.length,
+        "share": rules.share(problem.length, config),
+        "SCALE": scale,
+        "SIZE": problem.size,
+        "BLOCK_M": rules.round_up(problem.rows),
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": rules.round_up(problem.size),
+        "BIAS": 0 if bias is None else 2 if added[1] or added[2] else 1,
+    }
+    return attend, {**both, "BLOCK_SPLITS": 1 << (config.splits - 1).bit_length()}
+
+
+def _name_strides(name: str, axes: str, strides: Iterable[int]) -> dict[str, int]:
+    return {f"{name}_{axis}": stride for axis, stride in zip(axes, strides, strict=False)}
+
+
+def _broadcast_strides(bias: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a bias, 0 where it is broadcast, also of dimensions that it lacks."""
+    strides = (
+        0 if size == 1 else stride for size, stride in zip(bias.shape, bias.stride(), strict=True)
+    )
+    return (*[0] * (4 - bias.dim()), *strides)
+
+
+def _add_empty(graph: fx.Graph, value: torch.Tensor) -> fx.Node:
+    node = graph.call_function(
+        torch.ops.aten.empty_strided.default,
+        (list(value.shape), list(value.stride())),
+        {"dtype": value.dtype, "device": value.device},
+    )
+    node.meta["val"] = value
+    return node
+
+
+def _add_call(
+    graph: fx.Graph,
+    name: str,
+    config: DecodeConfig,
+    grid: tuple[int, int],
+    tensors: Mapping[str, fx.Node],
+    constants: Mapping[str, Any],
+) -> None:
+    from torch._higher_order_ops.triton_kernel_wrap import (
+        kernel_side_table,
+        triton_kernel_wrapper_mutation,
+    )
+
+    warps, stages = (config.warps, config.stages) if name == "attend" else (2, 1)
+    kwargs: dict[str, Any] = {
+        "kernel_idx": kernel_side_table.add_kernel(_kernel(name, warps, stages)),
+        "constant_args_idx": kernel_side_table.add_constant_args(dict(constants)),
+        "grid": [(*grid, 1)],
+        "tma_descriptor_metadata": {},
+        "kwargs": dict(tensors),
+    }
+    node = graph.call_function(triton_kernel_wrapper_mutation, (), kwargs)
+    node.meta["val"] = None
+    # Inductor gives the operands these strides.
+    values = {name: tensor.meta["val"] for name, tensor in tensors.items()}
+    node.meta["eager_input_vals"] = ((), {**kwargs, "kwargs": values})
+
+
+@functools.cache
+def _kernel(name: str, warps: int, stages: int) -> Any:
+    """Return a kernel with launch options; always the same object, which Inductor compiles once."""
+    import triton
+
+    from inductor_ext.templates.triton.kernels import decode_attention
+
+    options = triton.Config({}, num_warps=warps, num_stages=stages)
+    return triton.autotune(configs=[options], key=[])(getattr(decode_attention, name))
+
+
+def _erase_unused(node: fx.Node) -> None:
+    """Erase a node without users, and what only it used."""
+    pending = [node]
+    while pending:
+        unused = pending.pop()
+        if unused.op == "call_function" and not (unused.users or unused._erased):
+            pending += unused.all_input_nodes
+            if not unused.is_impure():
+                unused.graph.erase_node(unused)
