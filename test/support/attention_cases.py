@@ -74,10 +74,10 @@ def compute(
     """The result in float64; zeros where all keys are excluded."""
     group = query.shape[1] // key.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (key, value))
-    products = query.double() @ k.mT * query.shape[-1] ** -0.5
+    scores = query.double() @ k.mT * query.shape[-1] ** -0.5
     if bias is not None:
-        products = products + bias.double()
-    return products.softmax(-1).nan_to_num(0) @ v
+        scores = scores + bias.double()
+    return scores.softmax(-1).nan_to_num(0) @ v
 
 
 def run_kernels(case: Case, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:

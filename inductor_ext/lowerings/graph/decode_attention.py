@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from inductor_ext.lowerings.graph.cleanup import is_pure
 from inductor_ext.lowerings.graph.match_attention import AttentionCall, find_decode_attention
+from inductor_ext.templates.tensors import next_power_of_two
 from inductor_ext.templates.triton import decode_attention as rules
 from inductor_ext.templates.triton.decode_attention import DecodeAttention, DecodeConfig
 
@@ -83,7 +85,7 @@ def constants_of(
     Args:
         problem: sizes.
         config: how the kernel runs.
-        scale: factor of the products of queries and keys.
+        scale: multiplies the scores, the dots of queries and keys.
         query: [batch, query heads, queries, size]; only the strides of tensors are read.
         key: [batch, heads, keys, size].
         value: [batch, heads, keys, value size].
@@ -115,7 +117,7 @@ def constants_of(
         "BLOCK_K": rules.round_up(problem.size),
         "BIAS": 0 if bias is None else 2 if added[1] or added[2] else 1,
     }
-    return attend, {**both, "BLOCK_SPLITS": 1 << (config.splits - 1).bit_length()}
+    return attend, {**both, "BLOCK_SPLITS": next_power_of_two(config.splits)}
 
 
 def _name_strides(name: str, axes: str, strides: Iterable[int]) -> dict[str, int]:
@@ -184,7 +186,6 @@ def _erase_unused(node: fx.Node) -> None:
     pending = [node]
     while pending:
         unused = pending.pop()
-        if unused.op == "call_function" and not (unused.users or unused._erased):
+        if is_pure(unused) and not (unused.users or unused._erased):
             pending += unused.all_input_nodes
-            if not unused.is_impure():
-                unused.graph.erase_node(unused)
+            unused.graph.erase_node(unused)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph.fusion import is_written_between
 from inductor_ext.lowerings.graph.fx_nodes import is_view
+from inductor_ext.lowerings.graph.matmul_nodes import call_arguments
 from inductor_ext.templates.triton.decode_attention import MAX_ROWS, MAX_SIZE, DecodeAttention
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class AttentionCall:
     key: fx.Node
     value: fx.Node
     bias: fx.Node | None
-    """Added to the scaled products, broadcast to [batch, query heads, queries, keys]."""
+    """Added to the scaled scores, broadcast to [batch, query heads, queries, keys]."""
     scale: float
     problem: DecodeAttention
 
@@ -57,7 +58,7 @@ def find_decode_attention(graph: fx.Graph) -> Iterator[AttentionCall]:
 
 
 def _match(node: fx.Node) -> AttentionCall | None:
-    arguments = _bind(node)
+    arguments = call_arguments(node)
     if arguments["dropout_p"] or arguments["is_causal"]:
         return None
     if any(user.target is not operator.getitem for user in node.users):
@@ -86,17 +87,6 @@ def _match(node: fx.Node) -> AttentionCall | None:
         problem.size**-0.5 if scale is None else float(scale),
         problem,
     )
-
-
-def _bind(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operator by name."""
-    import torch
-
-    assert isinstance(node.target, torch._ops.OpOverload)
-    schema = node.target._schema.arguments
-    bound = {a.name: a.default_value for a in schema if a.has_default_value()}
-    bound.update(zip((a.name for a in schema), node.args, strict=False))
-    return {**bound, **node.kwargs}
 
 
 def _describe(query: fx.Node, key: fx.Node, value: fx.Node) -> DecodeAttention | None:

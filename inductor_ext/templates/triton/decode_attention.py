@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from inductor_ext.templates.tensors import ceiling
+from inductor_ext.templates.tensors import ceiling, next_power_of_two
 
 MAX_ROWS = 64
 """Queries that one CTA computes at most. With more of them, the tensor cores of other kernels are
@@ -73,7 +73,7 @@ def choose(problem: DecodeAttention, processors: int) -> DecodeConfig:
 
 def round_up(size: int) -> int:
     """Return the next power of two, at least 16, which a matrix instruction needs."""
-    return max(16, 1 << (size - 1).bit_length())
+    return max(16, next_power_of_two(size))
 
 
 def share(length: int, config: DecodeConfig) -> int:
