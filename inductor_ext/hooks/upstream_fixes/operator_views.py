@@ -125,8 +125,8 @@ def _refuse_shared_memory(op: Any, args: Any, kwargs: Any, views: dict[int, Any]
         if sum(_may_overlap(value, view) for value in tensors) > 1:
             raise exc.UnsupportedMutationError(
                 operator=op,
-                why="it overwrites a view, of another dtype than its base or one of several, and "
-                "another operand shares the memory",
+                why="it overwrites a view that has another dtype than its base, or several views "
+                "by view(dtype) or detach(), and another operand shares the memory",
                 fix="Call the operator with a clone of the view, and then copy the clone into the "
                 "view.",
             )
