@@ -1,10 +1,16 @@
-"""Fixes for custom operators that overwrite a view of another dtype, such as `x.real`.
+"""Fixes for custom operators that overwrite a view which AOTAutograd cannot describe.
 
 AOTAutograd replaces the call of an operator that mutates a view by one that gets the base of the
-view and the view's sizes and strides. If the base has another dtype, the call mutates other
-elements than the program does, or memory behind the base. A view by `x.view(dtype)` is a base of
-its own: of several views of `x`, only what the operator writes into the last one is kept. Here such
-an operand is copied, and the operator's values are written back through the view.
+view and the view's sizes and strides. There are three cases in which the call mutates other
+elements than the program does, or memory behind the base:
+
+- The base has another dtype, as that of `x.real`.
+- A view by `x.view(dtype)` is a base of its own. Of several views of `x`, only what the operator
+  writes into the last one is kept.
+- The view has been created before its base got a new value of other strides: `row = x[1]`, then
+  `x.mul_(2)`, for an `x` with gaps between its rows. The strides are those of the old value.
+
+Here such an operand is copied, and the operator's values are written back through the view.
 
 Inductor computes a view of another dtype in the kernels that read it, unless its base is in memory
 when the view is created. An operator then writes into a copy, which Inductor cannot write back.
@@ -32,9 +38,13 @@ HOOKS = (
         (f"{_FUNCTIONALIZE}.do_auto_functionalize_v2",),
         _OWNER,
         "A view that an operator mutates is passed as its base with sizes and strides, which count "
-        "elements of the base's dtype.",
+        "elements of the base's dtype, and which the base's new value may not have.",
         parameters=("mode", "op", "args", "kwargs"),
-        relies_on=(f"{_FUNCTIONALIZE}.get_base",),
+        relies_on=(
+            f"{_FUNCTIONALIZE}.get_base",
+            f"{_FUNCTIONALIZE}.is_alias",
+            f"{_FUNCTIONALIZE}.try_use_slice",
+        ),
     ),
 )
 
@@ -54,7 +64,7 @@ def _dispatch_functionalize(stock: Callable[..., Any]) -> Callable[..., Any]:
 
         if context.settings() is None or not isinstance(op, torch._ops.OpOverload):
             return stock(mode, op, args, kwargs)
-        views = _find_views(op, args, kwargs)
+        views = _find_views(mode, op, args, kwargs)
         if not views:
             return stock(mode, op, args, kwargs)
         _refuse_shared_memory(op, args, kwargs, views)
@@ -69,20 +79,42 @@ def _dispatch_functionalize(stock: Callable[..., Any]) -> Callable[..., Any]:
     return do_auto_functionalize_v2
 
 
-def _find_views(op: Any, args: Any, kwargs: Any) -> dict[int, Any]:
-    """The mutated operands whose base has another dtype, or shares memory with the base of another
-    one, by identity.
-    """
+def _find_views(mode: Any, op: Any, args: Any, kwargs: Any) -> dict[int, Any]:
+    """The mutated operands that AOTAutograd cannot describe by their base, by identity."""
     operands = _find_tensors(_mutated_operands(op, args, kwargs))
     bases = [(_find_base(value), _find_memory(value)) for value in operands]
     views = {}
     for operand in operands:
         base, memory = _find_base(operand), _find_memory(operand)
-        if base.dtype != operand.dtype or any(
-            other is not base and other_memory == memory for other, other_memory in bases
+        if (
+            base.dtype != operand.dtype
+            or any(other is not base and other_memory == memory for other, other_memory in bases)
+            or not _is_described(mode, operand, base)
         ):
             views[id(operand)] = operand
     return views
+
+
+def _is_described(mode: Any, view: Any, base: Any) -> bool:
+    """Whether the description of a view of a base gives the view, applied to the base's value."""
+    from torch._higher_order_ops import auto_functionalize
+    from torch._subclasses.functional_tensor import PythonFunctionalizeAPI
+    from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
+
+    if view is base:
+        return True
+    api: Any = PythonFunctionalizeAPI(mode=mode)
+    value, base_value = api.unwrap_tensors([view, base])
+    if auto_functionalize.is_alias(base, view):
+        strides, offset = base_value.stride(), base_value.storage_offset()
+    elif (slice_ := auto_functionalize.try_use_slice(base, view)) is not None:
+        dim, start, _ = slice_
+        strides = base_value.stride()
+        offset = base_value.storage_offset() + start * strides[dim]
+    else:
+        strides, offset = view.stride(), view.storage_offset()
+    actual, described = (*value.stride(), value.storage_offset()), (*strides, offset)
+    return bool(statically_known_true(sym_eq(actual, described)))
 
 
 def _find_tensors(operands: Any) -> list[Any]:
@@ -126,7 +158,8 @@ def _refuse_shared_memory(op: Any, args: Any, kwargs: Any, views: dict[int, Any]
             raise exc.UnsupportedMutationError(
                 operator=op,
                 why="it overwrites a view that has another dtype than its base, or several views "
-                "by view(dtype) or detach(), and another operand shares the memory",
+                "by view(dtype) or detach(), or a view created before a tensor with gaps got a new "
+                "value, and another operand shares the memory",
                 fix="Call the operator with a clone of the view, and then copy the clone into the "
                 "view.",
             )

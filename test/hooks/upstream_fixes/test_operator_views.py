@@ -50,6 +50,35 @@ def increment_parts(a, b, c):  # type: ignore[no-untyped-def]
     return a + 1, b, c + 1
 
 
+def increment_views_of_old_values(a, b, c, d, e, f):  # type: ignore[no-untyped-def]
+    """The new values of inputs with gaps have none; the views were created before."""
+    row = a[1]
+    a.mul_(2)
+    twice = row + row
+    increment_all([row, twice])
+    top, row, part = b[:2], b[2], b[3:, 1:]
+    b.mul_(2)
+    increment_all([top, row, part])
+    transposed = c.t()[1:]
+    c.add_(1)
+    increment(transposed)
+    first, third = d[0], d[2]
+    d.mul_(3)
+    flip_into(first * 2, third)
+    before, later = e[:2], e
+    e.mul_(2)
+    increment_all([before, later[2:].t()])
+    whole, end = f.view(4, 5), f[1:]
+    f.mul_(2)
+    increment(whole)
+    increment(end.t())
+    return a + 1, twice, b * 2, c - 1, d * 2, e + 1, f + 1
+
+
+def _inputs_with_gaps() -> list[torch.Tensor]:
+    return [torch.arange(40.0).reshape(4, 10)[:, ::2] for _ in range(6)]
+
+
 def _inputs(rows: int = 4) -> list[torch.Tensor]:
     torch.manual_seed(0)
     inputs = [torch.randn(rows, 6, dtype=torch.complex64) for _ in range(4)]
@@ -90,16 +119,38 @@ def test_views_of_one_tensor_are_all_overwritten(cpp_wrapper: bool) -> None:
     torch.testing.assert_close(actual_inputs, expected_inputs)
 
 
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_views_of_old_values_are_overwritten(cpp_wrapper: bool) -> None:
+    options = {"cpp_wrapper": cpp_wrapper}
+    compiled = torch.compile(increment_views_of_old_values, backend="inductor_ext", options=options)
+    actual_inputs, expected_inputs = _inputs_with_gaps(), _inputs_with_gaps()
+    actual = compiled(*actual_inputs)
+    torch.testing.assert_close(actual, increment_views_of_old_values(*expected_inputs))
+    for value, reference in zip(actual_inputs, expected_inputs, strict=True):
+        torch.testing.assert_close(value._base, reference._base)
+
+
 def test_dynamic_sizes() -> None:
     def program(x):  # type: ignore[no-untyped-def]
         y = x * 2
         increment(y.real[1:])
         return y
 
+    def overwrite_old_view(x):  # type: ignore[no-untyped-def]
+        transposed = x.t()[1:]
+        x.mul_(2)
+        increment(transposed)
+
     compiled = torch.compile(program, backend="inductor_ext", fullgraph=True, dynamic=True)
     for rows in (4, 7):
         x = torch.randn(rows, 3, dtype=torch.complex64)
         torch.testing.assert_close(compiled(x), program(x))
+    compiled = torch.compile(overwrite_old_view, backend="inductor_ext", dynamic=True)
+    for rows in (4, 7):
+        actual, expected = (torch.arange(rows * 6.0).view(rows, 6)[:, ::2] for _ in range(2))
+        compiled(actual)
+        overwrite_old_view(expected)
+        assert torch.equal(actual._base, expected._base)
 
 
 @pytest.mark.parametrize(
