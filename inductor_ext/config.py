@@ -27,6 +27,7 @@ if _typing.TYPE_CHECKING:
     gemm_fuse_norm: bool
     gemm_fuse_row_maxima: bool
     gemm_fuse_shared_input: bool
+    fuse_attention: bool
     decode_attention: bool
     gemm_templates: bool
     gemm_rows: str

@@ -17,6 +17,15 @@ _FX = "torch._inductor.compile_fx"
 
 HOOKS = (
     Hook(
+        "pre_grad_passes",
+        "replaced",
+        (f"{_FX}._recursive_pre_grad_passes",),
+        "lowerings.hooks",
+        "AOTAutograd decomposes attention by the kernel that torch selects for its operands, so "
+        "these must be replaced before. config.pre_grad_custom_pass belongs to the user.",
+        parameters=("gm",),
+    ),
+    Hook(
         "joint_passes",
         "replaced",
         (f"{_FX}._recursive_joint_graph_passes",),
@@ -142,12 +151,28 @@ def install_hooks() -> None:
     from inductor_ext.lowerings.pointwise import division, erf  # noqa: F401
 
     dispatchers = {
+        "pre_grad_passes": _dispatch_pre_grad_passes,
         "joint_passes": _dispatch_joint_passes,
         "output_strides": _dispatch_output_strides,
         "pad_mm": _dispatch_can_pad,
         "post_grad_passes": _dispatch_post_grad_passes,
     }
     registry.install(HOOKS, dispatchers)
+
+
+def _dispatch_pre_grad_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._inductor import config as inductor_config
+
+    @functools.wraps(stock)
+    def _recursive_pre_grad_passes(gm: Any, *args: Any, **kwargs: Any) -> Any:
+        settings = context.settings()
+        if settings is not None and inductor_config.use_pre_grad_passes:
+            from inductor_ext.lowerings.graph import attention_operands
+
+            attention_operands.replace_operands(gm, settings)
+        return stock(gm, *args, **kwargs)
+
+    return _recursive_pre_grad_passes
 
 
 def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:

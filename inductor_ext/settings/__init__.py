@@ -127,8 +127,15 @@ class Settings:
         False,
         "Allow torch versions outside the supported range instead of raising an error.",
     )
+    fuse_attention: bool = _setting(
+        True,
+        "Whether operands of `scaled_dot_product_attention` for which torch has no fused kernel, "
+        "but which the model does not need, are replaced: a constant mask is removed or becomes "
+        "`is_causal`, and operands whose last dimension is not dense are copied. The scores are "
+        "then not stored.",
+    )
     decode_attention: bool = _setting(
-        False,
+        True,
         "Whether attention of a few queries per sequence to many keys on a GPU (decoding with a "
         "cache), with a mask or grouped queries, gets a kernel of the extension. It reads grouped "
         "keys and values where they are, which models otherwise repeat for each query head.",

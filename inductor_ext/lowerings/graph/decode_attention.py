@@ -13,14 +13,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from inductor_ext import events
 from inductor_ext.lowerings.graph.cleanup import is_pure
 from inductor_ext.lowerings.graph.match_attention import AttentionCall, find_decode_attention
+from inductor_ext.lowerings.records import AttentionRecord
+from inductor_ext.settings import Settings
 from inductor_ext.templates.tensors import next_power_of_two
 from inductor_ext.templates.triton import decode_attention as rules
 from inductor_ext.templates.triton.decode_attention import DecodeAttention, DecodeConfig
 
 
-def replace_decode_attention(graph: fx.Graph) -> int:
+def replace_decode_attention(graph: fx.Graph, settings: Settings) -> int:
     """Replace the operators of a graph, after all other passes; return how many.
 
     GPUs without bfloat16 matrix instructions keep torch's operators.
@@ -29,9 +32,23 @@ def replace_decode_attention(graph: fx.Graph) -> int:
     for call in list(find_decode_attention(graph)):
         properties = torch.cuda.get_device_properties(call.result.meta["val"].device)
         if properties.major >= 8:
-            _replace(graph, call, rules.choose(call.problem, properties.multi_processor_count))
+            config = rules.choose(call.problem, properties.multi_processor_count)
+            record = AttentionRecord(
+                module=events.module_path(call.operator.meta),
+                changes=(_describe(call.problem, config),),
+            )
+            _replace(graph, call, config)
+            events.emit(record, event_log=settings.event_log)
             replaced += 1
     return replaced
+
+
+def _describe(problem: DecodeAttention, config: DecodeConfig) -> str:
+    groups = f", {problem.heads} of keys" if problem.group > 1 else ""
+    return (
+        f"a kernel for {problem.queries} queries and {problem.length} keys, "
+        f"{problem.heads * problem.group} heads{groups}, {config.splits} CTAs per head"
+    )
 
 
 def _replace(graph: fx.Graph, call: AttentionCall, config: DecodeConfig) -> None:
@@ -60,8 +77,7 @@ def _replace(graph: fx.Graph, call: AttentionCall, config: DecodeConfig) -> None
             parts = {name: tensors[name] for name in ("sums", "stats", "out")}
             _add_call(graph, "combine", config, (pairs, problem.rows), parts, combine)
     result.replace_all_uses_with(tensors["out"])
-    operator = result.args[0]
-    assert isinstance(operator, fx.Node)
+    operator = call.operator
     operands = operator.all_input_nodes
     for unused in (*operator.users, operator):
         graph.erase_node(unused)

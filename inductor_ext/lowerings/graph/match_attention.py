@@ -38,6 +38,12 @@ class AttentionCall:
     scale: float
     problem: DecodeAttention
 
+    @property
+    def operator(self) -> fx.Node:
+        """The call, of which `result` is an item."""
+        (node,) = self.result.all_input_nodes
+        return node
+
 
 def find_decode_attention(graph: fx.Graph) -> Iterator[AttentionCall]:
     """Yield the calls that a kernel for few queries computes faster: those with a bias, which

@@ -76,7 +76,7 @@ def _plan_graph(gm: fx.GraphModule, settings: Settings) -> None:
         # Without a comparison of kernels, keep Inductor's replacement.
         undo_woq_int8.restore_matmuls(gm.graph)
     is_free = numerics.gemm_obstacle() is None
-    if settings.decode_attention and is_free and replace_decode_attention(gm.graph):
+    if settings.decode_attention and is_free and replace_decode_attention(gm.graph, settings):
         gm.recompile()
     allowed = settings.gemm_templates and is_free
     first = next(iter(find_matmuls(gm.graph)), None) if allowed else None
