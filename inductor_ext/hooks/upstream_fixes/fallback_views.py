@@ -414,11 +414,15 @@ def _with_recorded_strides(kernel: Any, args: Any) -> Any:
     Inductor stores the new value of a tensor with gaps without gaps. Later operators may be
     recorded with strides and offsets in the memory with gaps.
     """
+    import torch
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
     node = V.current_node
     if not getattr(kernel, "is_view", False) or node.target is not kernel or not args:
+        return args
+    if not isinstance(node.args[0], torch.fx.Node):
+        # A number, of which AOTAutograd calls `_conj`.
         return args
     viewed, recorded = args[0], node.args[0].meta["val"].stride()
     if V.graph.sizevars.statically_known_list_equals(viewed.maybe_get_stride() or (), recorded):

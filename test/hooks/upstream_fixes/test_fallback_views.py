@@ -281,3 +281,18 @@ def test_an_input_is_set_after_a_triton_kernel() -> None:
     with scope.compile_scope(config.snapshot({})):
         lowered = fake_cuda.lower(program, *inputs)
     assert "add_kernel" in lowered.code
+
+
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_gradients_of_a_complex_number(cpp_wrapper: bool) -> None:
+    """AOTAutograd calls `_conj` of the number."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * (0.5 + 0.25j)).clone()
+
+    options = {"cpp_wrapper": cpp_wrapper}
+    compiled = torch.compile(program, backend="inductor_ext", options=options)
+    actual, expected = (torch.tensor(1 + 2j, requires_grad=True) for _ in range(2))
+    for function, x in ((compiled, actual), (program, expected)):
+        function(x).abs().sum().backward()
+    torch.testing.assert_close(actual.grad, expected.grad)
