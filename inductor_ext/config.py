@@ -30,6 +30,7 @@ if _typing.TYPE_CHECKING:
     fuse_attention: bool
     decode_attention: bool
     gemm_templates: bool
+    gemm_predict: bool
     gemm_rows: str
     persistent_rows: bool
     memory_arenas: _typing.Literal["auto", "always", "never"]

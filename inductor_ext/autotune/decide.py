@@ -2,7 +2,8 @@
 
 `decide` applies the rule of `force_config` if there is one. Otherwise it looks up the tuning
 results (`results_db`) and, if the compile may tune, benchmarks the problems without an exact
-result. A problem without any result gets Inductor's path. All ranks of a distributed run make the
+result. A compile that may not tune takes a kernel that is predicted to be faster
+(`default_choice`). All other problems get Inductor's path. All ranks of a distributed run make the
 same decision (`distributed.share_decisions`). The predicates in this module read Inductor's options
 (`max_autotune`, `max_autotune_gemm`, `max_autotune_gemm_backends`). The settings `gemm_templates`
 and `tuning_*` apply.
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from inductor_ext import numerics
 from inductor_ext.autotune import distributed, results_db
 from inductor_ext.autotune.decision import STOCK, Decision
+from inductor_ext.autotune.default_choice import choose
 from inductor_ext.autotune.results import Environment
 from inductor_ext.hooks import context
 from inductor_ext.settings import Settings
@@ -107,6 +109,7 @@ def decide(
     tune: results_db.Tune | None,
     *,
     candidate_set: str = "",
+    predict: bool = False,
     allowed: Callable[[Config], bool] = lambda config: True,
 ) -> dict[GemmProblem, Decision]:
     """Return the decision for each problem; the same on all ranks of a distributed run.
@@ -118,6 +121,7 @@ def decide(
         tune: None if nothing may be benchmarked. Then results that were measured in another
             environment are also used, see `results_db`.
         candidate_set: identifies the candidate set, see `Environment`.
+        predict: whether `default_choice` decides what has no result and is not tuned.
         allowed: whether a configuration that was measured in another environment may be used.
     """
     unique = list(dict.fromkeys(problems))
@@ -147,6 +151,8 @@ def decide(
         unknown = [problem for problem in pending if problem not in decisions]
         if tune is not None and unknown:
             decisions |= database.tune_missing(unknown, device, tune, environments)
+        elif predict:
+            decisions |= {problem: choose(problem, device) for problem in unknown}
         return {problem: decisions.get(problem, STOCK) for problem in pending}
 
     return distributed.share_decisions(

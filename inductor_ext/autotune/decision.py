@@ -9,8 +9,9 @@ from inductor_ext.templates.kernels import Config
 
 Origin = Literal["measured", "cache", "table", "forced", "predicted", "unknown"]
 """`measured`: in this compile. `cache`: measured earlier on this machine. `table`: imported, or
-shipped with the package. `forced`: by the caller. `predicted`: skipped because the cost model sees
-no possible gain. `unknown`: there is no tuning result."""
+shipped with the package. `forced`: by the caller. `predicted`: by the cost model, without measuring
+(`default_choice`), or not measured because it sees no possible gain. `unknown`: there is no tuning
+result."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Decision:
     timings: tuple[Timing, ...] = ()
     """Timings of all candidates that were measured, including Inductor's path; empty if there is no
     tuning result."""
+    saving: float | None = None
+    """Microseconds that a kernel which was not measured is predicted to save."""
 
     def microseconds(self, config: Config | None) -> float | None:
         """Return the time of a candidate; None if it was not measured or was dropped."""

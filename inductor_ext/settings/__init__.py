@@ -144,7 +144,14 @@ class Settings:
         True,
         "Whether GEMMs on a GPU may use the extension's kernels: with `max_autotune`, kernels "
         "that benchmark faster than Inductor's; otherwise, kernels that a stored tuning result "
-        "already shows to be faster.",
+        "already shows to be faster, and those of `gemm_predict`.",
+    )
+    gemm_predict: bool = _setting(
+        True,
+        "Whether, without `max_autotune`, GEMMs with a static M of at most 64 and without a "
+        "stored tuning result use a kernel of the extension if it is known to be faster for all "
+        "sizes of that kind: fused gates, projections with one input, residuals, norms, "
+        "dequantized weights, and some others, on Hopper GPUs. Nothing is measured.",
     )
     gemm_fuse_gated: bool = _setting(
         True,

@@ -57,7 +57,7 @@ def test_dependent_launches_only_without_host_cost(
     tile = dataclasses.replace(TILE, pdl=measured)
     decision = Decision(tile, "measured", (Timing(None, 100.0), Timing(tile, 50.0)))
     decided = mock.patch.object(
-        decide, "decide", lambda result, *_: dict.fromkeys(result, decision)
+        decide, "decide", lambda result, *_, **__: dict.fromkeys(result, decision)
     )
     with scope.compile_scope(config.snapshot({})), decided:
         lowered = fake_cuda.lower(

@@ -42,14 +42,19 @@ class Decider:
     def __getitem__(self, problem: GemmProblem) -> Decision:
         return self._decisions[problem]
 
-    def decide(self, problems: Iterable[GemmProblem]) -> None:
-        """Add the decisions for problems."""
+    def decide(self, problems: Iterable[GemmProblem], *, predict: bool = False) -> None:
+        """Add the decisions for problems.
+
+        Args:
+            problems: those that have been decided before are not decided again.
+            predict: whether a kernel may be taken without a measurement.
+        """
         unknown = [problem for problem in dict.fromkeys(problems) if problem not in self._decisions]
         trees = [problem for problem in unknown if problem.epilogue.tree is not None]
         if trees:
-            self._decisions |= self._with_cutlass(trees)
+            self._decisions |= self._with_cutlass(trees, predict)
         plain = [problem for problem in unknown if problem not in trees]
-        self._decisions |= self._without_cutlass(plain)
+        self._decisions |= self._without_cutlass(plain, predict)
 
     def wants_cutlass(self, problem: GemmProblem) -> bool:
         """Whether a problem is large enough for CUTLASS and has a CUTLASS kernel."""
@@ -57,7 +62,9 @@ class Decider:
             return self.options.covers(problem)
         return self.options.has_any(problem, self.device)
 
-    def _without_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+    def _without_cutlass(
+        self, unknown: Sequence[GemmProblem], predict: bool
+    ) -> dict[GemmProblem, Decision]:
         """Decide among Triton kernels and Inductor's lowering."""
         if not unknown:
             return {}
@@ -65,9 +72,12 @@ class Decider:
             # Ignore stored tuning results, too.
             return dict.fromkeys(unknown, STOCK)
         tune = self._tune if decide.may_tune("TRITON") else None
-        return decide.decide(unknown, self.device, self.settings, tune)
+        predict = predict and self.settings.gemm_predict
+        return decide.decide(unknown, self.device, self.settings, tune, predict=predict)
 
-    def _with_cutlass(self, unknown: Sequence[GemmProblem]) -> dict[GemmProblem, Decision]:
+    def _with_cutlass(
+        self, unknown: Sequence[GemmProblem], predict: bool
+    ) -> dict[GemmProblem, Decision]:
         """Decide among all kernels. Problems without a stored CUTLASS result that cannot be tuned
         now, and problems whose CUTLASS kernel is still being built, are decided without CUTLASS.
         """
@@ -93,7 +103,7 @@ class Decider:
             for problem, decision in decisions.items()
             if decision.origin == "unknown" or problem in later
         }
-        fallbacks = self._without_cutlass(list(dict.fromkeys(others.values())))
+        fallbacks = self._without_cutlass(list(dict.fromkeys(others.values())), predict)
         decisions |= {problem: fallbacks[other] for problem, other in others.items()}
         needed = [pair for pair in selected.items() if pair[0] not in later]
         for (problem, config), why in cutlass_kernels.prepare(needed, self.settings).items():

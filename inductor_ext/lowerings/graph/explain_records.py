@@ -145,6 +145,8 @@ def decision_reason(decision: Decision) -> str:
     """Return the reason for a decision, in words."""
     if decision.origin == "forced":
         return "forced by the caller"
+    if decision.saving is not None:
+        return "predicted to be faster than Inductor (max_autotune would measure it)"
     if decision.origin == "predicted":
         return "the fused operations are predicted to be faster as separate kernels"
     if decision.origin == "unknown":

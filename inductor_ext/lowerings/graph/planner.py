@@ -247,8 +247,17 @@ class Planner:
         return [site.problem_at(size) for size in self._sizes(site)]
 
     def _decide(self, sites: Sequence[Site]) -> None:
-        """Decide on all problems of the sites."""
-        self.decider.decide(problem for site in sites for problem in self._problems(site))
+        """Decide on all problems of the sites. With a dynamic M, no kernel is taken without a
+        measurement: each range of M would become a branch.
+        """
+        for is_static in (True, False):
+            problems = [
+                problem
+                for site in sites
+                if isinstance(site.m, int) == is_static
+                for problem in self._problems(site)
+            ]
+            self.decider.decide(problems, predict=is_static)
 
     def _split_by_priority(
         self, sites: Sequence[Site], unfused: Sequence[Site]
@@ -328,6 +337,8 @@ class Planner:
         savings = []
         for problem in self._problems(site):
             decision = self.decider[problem]
+            if decision.saving is not None:
+                savings.append(decision.saving)
             kernel_time = decision.microseconds(decision.config)
             baseline = decision.microseconds(None)
             if decision.config is not None and kernel_time is not None and baseline is not None:

@@ -384,7 +384,7 @@ def test_scaling_takes_few_kernels(columns: int, behind: int) -> None:
 def test_a_plain_kernel_may_save_more(
     alone: float, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decide(problems: list[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:
+    def decide(problems: list[GemmProblem], *_: Any, **__: Any) -> dict[GemmProblem, Decision]:
         times = {problem: 12.0 if problem.epilogue.reductions else alone for problem in problems}
         return {
             key: Decision(TILE, "cache", (Timing(None, 20.0), Timing(TILE, microseconds)))

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from inductor_ext import events
+from inductor_ext import config, events
 from inductor_ext.autotune import decide
 from inductor_ext.autotune.decision import Decision, Timing
+from inductor_ext.hooks import scope
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductRecord
 from inductor_ext.templates.triton.config import GemmConfig
@@ -59,7 +60,7 @@ def test_likely_remainders_are_tuned_with_the_fusions(rows: int) -> None:
     """Matmuls outside fusions, and for many rows Q, K and V separately."""
     problems: list[list[GemmProblem]] = []
 
-    def decided(results: Sequence[GemmProblem], *_: Any) -> dict[GemmProblem, Decision]:
+    def decided(results: Sequence[GemmProblem], *_: Any, **__: Any) -> dict[GemmProblem, Decision]:
         problems.append(list(results))
         return {item: Decision(TILE, "forced") for item in results}
 
@@ -115,7 +116,7 @@ def test_parts_of_fusions_near_the_roofline_are_not_tuned(
 
     weight = ((128, 256), torch.int8)
     with mock.patch.object(
-        decide, "decide", lambda results, *_: {item: decided(item) for item in results}
+        decide, "decide", lambda results, *_, **__: {item: decided(item) for item in results}
     ):
         lowered, _ = lower(
             lambda _: None, gate_of_int8, matrix(rows, 256), *(2 * [weight, matrix(128)])
@@ -141,7 +142,7 @@ def test_a_norm_saves_less_if_it_computes_a_residual(computed: bool) -> None:
 
     rows = matrix(8, 256)
     with mock.patch.object(
-        decide, "decide", lambda results, *_: {item: decided(item) for item in results}
+        decide, "decide", lambda results, *_, **__: {item: decided(item) for item in results}
     ):
         lowered, _ = lower(lambda _: None, function, rows, rows, matrix(256), matrix(256, 256))
     kernels = list(lowered.kernels().values())
@@ -251,3 +252,25 @@ class TestUnknownRows:
         assert {item.m for item in problems} >= {64, 2048}
         assert "extern_kernels.mm(" in lowered.code
         assert any("tl.dot" in kernel for kernel in lowered.kernels().values())
+
+
+@pytest.mark.parametrize("rows", [8, 128])
+@pytest.mark.parametrize("predict", [True, False])
+def test_layers_without_tuning(rows: int, predict: bool) -> None:
+    """Few rows get kernels that nobody has measured for these sizes."""
+    settings = config.snapshot({"gemm_predict": predict, "tuning_cache": False})
+    with scope.compile_scope(settings), events.capture(ProductRecord) as records:
+        lowered = fake_cuda.lower(layer, *layer_inputs(rows))
+    origins = {record.origin for record in records if record.chosen is not None}
+    is_predicted = predict and rows == 8
+    assert origins == ({"predicted"} if is_predicted else set())
+    assert ("extern_kernels.mm" in lowered.code) == (not is_predicted)
+
+
+def test_dynamic_rows_need_a_measurement() -> None:
+    settings = config.snapshot({"tuning_cache": False})
+    with scope.compile_scope(settings), events.capture(ProductRecord) as records:
+        fake_cuda.lower(
+            lambda x, w: x @ w.t(), (("m", 512), torch.bfloat16), ((512, 512), torch.bfloat16)
+        )
+    assert {record.chosen for record in records} == {None}
