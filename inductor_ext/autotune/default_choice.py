@@ -1,4 +1,4 @@
-"""The kernel of a GEMM that nobody has tuned, if it is faster than Inductor's for sure.
+"""The kernel of a GEMM without a tuning result, if it is faster than Inductor's for sure.
 
 Without `max_autotune` nothing is measured while a model compiles. For GEMMs of few rows the cost
 model's order of the configurations is good enough to take the first one: most of the gain comes

@@ -257,7 +257,7 @@ class TestUnknownRows:
 @pytest.mark.parametrize("rows", [8, 128])
 @pytest.mark.parametrize("predict", [True, False])
 def test_layers_without_tuning(rows: int, predict: bool) -> None:
-    """Few rows get kernels that nobody has measured for these sizes."""
+    """Few rows get kernels that were not measured for these sizes."""
     settings = config.snapshot({"gemm_predict": predict, "tuning_cache": False})
     with scope.compile_scope(settings), events.capture(ProductRecord) as records:
         lowered = fake_cuda.lower(layer, *layer_inputs(rows))
