@@ -135,6 +135,8 @@ def keep_selected_values(graph: Graph) -> None:
         for source in selected.intersection(sources):
             if source.op == "call_function" and _is_floating_point(source):
                 source.meta[_REALIZE] = True
+                # torch may compute the comparison in the backward, even if it must be saved.
+                source.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 

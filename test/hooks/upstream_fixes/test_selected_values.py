@@ -79,3 +79,22 @@ def test_both_sides_are_rounded_if_one_is_stored() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         compiled = torch.compile(model, backend="inductor_ext", fullgraph=True)
         assert torch.equal(compiled(x), x[:1].half())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_gradients_of_converted_inputs(device: str, cpp_wrapper: bool) -> None:
+    """The forward graph saves the converted input, which it does not round in registers."""
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.float16).abs().sqrt().amax(0)
+
+    options = {"cpp_wrapper": cpp_wrapper}
+    compiled = torch.compile(model, backend="inductor_ext", dynamic=False, options=options)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = (torch.randn(33) * 0.12).to(device).requires_grad_()
+        gradient, reference = (
+            torch.autograd.grad(function(x), x)[0] for function in (compiled, model)
+        )
+        torch.testing.assert_close(gradient, reference, atol=0.01, rtol=0.01)
