@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from inductor_ext import config, events, exc
 from inductor_ext.hooks.activate import activate
 from inductor_ext.hooks.records import CompileRecord
+from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.report.gemm_report import GemmReport, listen
 
 
@@ -60,11 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
     out = None if arguments.json is None else os.path.abspath(arguments.json)
     if out is not None:
         _write(out, "", "a")
-    with listen() as compiled_gemms, events.capture(CompileRecord) as compiles:
+    with (
+        listen() as compiled_gemms,
+        events.capture(CompileRecord) as compiles,
+        events.capture(AttentionRecord) as attention,
+    ):
         try:
             return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
         finally:
-            report = GemmReport(arguments.script, compiled_gemms())
+            report = GemmReport(arguments.script, compiled_gemms(), tuple(attention))
             print(report.table(candidates=arguments.candidates))
             if not compiles:
                 print(_explain_empty_report())

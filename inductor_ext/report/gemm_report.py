@@ -1,4 +1,4 @@
-"""`inductor_ext.explain`: the kernel of every GEMM of a model, and why.
+"""`inductor_ext.explain`: the kernel of every GEMM of a model, and why, and calls of attention.
 
 Compiles and calls a function once, with all caches of compiled code disabled, so
 that every graph goes through all decisions again. Existing tuning results are used. For every GEMM
@@ -18,6 +18,7 @@ from typing import Any
 from inductor_ext import _compat, events
 from inductor_ext.lowerings import node_info
 from inductor_ext.lowerings.graph.explain_records import operator_names
+from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.report.text import align_columns, qualified_name
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
@@ -56,6 +57,8 @@ class GemmReport:
     title: str
     gemms: tuple[Gemm, ...]
     """In the order in which they were compiled; identical GEMMs are merged."""
+    attention: tuple[AttentionRecord, ...] = ()
+    """Calls of attention that get a kernel of the extension, or other operands."""
 
     @property
     def count(self) -> int:
@@ -73,7 +76,7 @@ class GemmReport:
             f"GEMMs of {self.title}: {self.count}, of which {num_ours} use an extension kernel"
         ]
         if not self.gemms:
-            return lines[0]
+            return "\n".join([*lines, *_format_attention(self.attention)])
         rows: list[Sequence[str]] = [
             ("", "times", "GEMM", "kernel", "us", "Inductor us", "roofline us", "of roofline")
         ]
@@ -84,7 +87,7 @@ class GemmReport:
         for gemm, line in zip(self.gemms, table, strict=True):
             lines.append(line)
             lines += [f"      {line}" for line in _format_details(gemm, candidates)]
-        return "\n".join(lines)
+        return "\n".join([*lines, *_format_attention(self.attention)])
 
     def __str__(self) -> str:
         return self.table()
@@ -100,7 +103,30 @@ class GemmReport:
             }
             for gemm in self.gemms
         ]
-        return json.dumps({"title": self.title, "gemms": gemms}, indent=1)
+        attention = [record.as_json() for record in self.attention]
+        report = {"title": self.title, "gemms": gemms, "attention": attention}
+        return json.dumps(report, indent=1)
+
+
+def _format_attention(records: Sequence[AttentionRecord]) -> Iterator[str]:
+    """Yield the lines about attention; calls that differ only in the module share one."""
+    if not records:
+        return
+    calls: dict[str, list[str]] = {}
+    for record in records:
+        for change in record.changes:
+            calls.setdefault(change, []).append(record.module)
+    yield from ("", f"Attention: {len(records)} calls changed", "")
+    for change, modules in calls.items():
+        yield f"{len(modules):>5}  {change}"
+        yield from (f"       {line}" for line in _format_modules(modules))
+
+
+def _format_modules(modules: Sequence[str]) -> Iterator[str]:
+    known = [module for module in modules if module]
+    if known:
+        more = f" and {len(known) - 2} more" if len(known) > 2 else ""
+        yield f"in {', '.join(known[:2])}{more}"
 
 
 def _format_row(number: int, gemm: Gemm) -> Sequence[str]:
@@ -125,10 +151,7 @@ def _format_row(number: int, gemm: Gemm) -> Sequence[str]:
 
 def _format_details(gemm: Gemm, candidates: bool) -> Iterator[str]:
     record = gemm.record
-    modules = [module for module in gemm.modules if module]
-    if modules:
-        more = f" and {len(modules) - 2} more" if len(modules) > 2 else ""
-        yield f"in {', '.join(modules[:2])}{more}"
+    yield from _format_modules(gemm.modules)
     yield f"{record.origin}: {record.reason}"
     for fusion in record.declined:
         yield f"not fused as {fusion}"
@@ -184,9 +207,9 @@ def explain(
     def backend(gm: Any, inputs: Any) -> Any:
         return compile_graph(gm, inputs, mode=mode, options=options)
 
-    with listen() as compiled_gemms:
+    with listen() as compiled_gemms, events.capture(AttentionRecord) as attention:
         _compat.compile_apart(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
-    return GemmReport(qualified_name(target), compiled_gemms())
+    return GemmReport(qualified_name(target), compiled_gemms(), tuple(attention))
 
 
 # --- listening to a compile ---------------------------------------------------------------------

@@ -412,3 +412,17 @@ def test_a_failing_program_is_reported_up_to_the_failure(
         main.main(["explain", "--json", "report.json", str(script)])
     assert f"GEMMs of {script}: 1," in capsys.readouterr().out
     assert len(json.loads((tmp_path / "report.json").read_text())["gemms"]) == 1
+
+
+def test_attention_is_reported() -> None:
+    def model(q: torch.Tensor) -> torch.Tensor:
+        mask = (torch.arange(q.shape[-2])[:, None] >= 0).expand(-1, q.shape[-2])
+        for _ in range(3):
+            q = torch.nn.functional.scaled_dot_product_attention(q, q, q, mask)
+        return q
+
+    report = inductor_ext.explain(model, torch.randn(2, 16, 8))
+    change = "a constant mask that masks nothing is removed"
+    assert [record.changes for record in report.attention] == [(change,)] * 3
+    assert str(report).splitlines()[-3:] == ["Attention: 3 calls changed", "", f"    3  {change}"]
+    assert [record["changes"] for record in json.loads(report.to_json())["attention"]]
