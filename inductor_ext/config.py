@@ -52,6 +52,7 @@ if _typing.TYPE_CHECKING:
     tuning_cache_dir: str | None
     tuning_cache_entries: int
     tuning_wait: int
+    tuning: _typing.Literal["compile", "background"]
     tuning_budget: int
 
 

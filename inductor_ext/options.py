@@ -9,10 +9,18 @@ ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from inductor_ext import exc, settings
 from inductor_ext.settings.type_checks import describe_type, has_type, suggest_name
+
+BACKGROUND = "max-autotune-background"
+"""The extension's mode: CUDA graphs, and tuning in the background."""
+
+_BACKGROUND_OPTIONS: Mapping[str, Any] = MappingProxyType(
+    {"triton.cudagraphs": True, "tuning": "background"}
+)
 
 
 def list_options() -> list[str]:
@@ -25,8 +33,9 @@ def list_options() -> list[str]:
 def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> dict[str, Any]:
     """Return the options that the modes of `torch.compile` set.
 
-    The modes are Inductor's. The extension adds none: its features follow Inductor's options, such
-    as `max_autotune`.
+    The modes are Inductor's, whose options the extension's features follow, and
+    "max-autotune-background": with CUDA graphs, as with "max-autotune", but matmuls are tuned in
+    the background (setting `tuning`).
 
     Args:
         mode: name of a mode. Default: None, all modes.
@@ -42,6 +51,7 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
     import torch._inductor
 
     modes: dict[str, Any] = torch._inductor.list_mode_options(None, dynamic)
+    modes[BACKGROUND] = dict(_BACKGROUND_OPTIONS)
     if mode is None:
         return modes
     if not isinstance(mode, str):
@@ -52,6 +62,8 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
         raise exc.UnknownModeError(
             mode=mode, allowed=", ".join(map(repr, modes)), nearest=suggest_name(mode, modes)
         )
+    if mode == BACKGROUND:
+        return modes[BACKGROUND]  # type: ignore[no-any-return]
     options: dict[str, Any] = torch._inductor.list_mode_options(mode, dynamic)
     return options
 
@@ -75,8 +87,8 @@ def split_options(
         raise exc.BadArgumentError(
             name="options", actual=repr(options), allowed="a dictionary of options by name"
         )
-    extension: dict[str, Any] = {}
     inductor: dict[str, Any] = dict(list_mode_options(mode)) if mode else {}
+    extension = {name: inductor.pop(name) for name in settings.names() if name in inductor}
     # Copy the config only if needed: this function runs for every graph.
     defaults: dict[str, Any] = inductor_config.get_config_copy() if options else {}
     for key, value in (options or {}).items():

@@ -77,6 +77,11 @@ def may_tune(backend: str) -> bool:
     return bool(config.max_autotune or config.max_autotune_gemm) and backend_enabled(backend)
 
 
+def tunes_now(settings: Settings, backend: str) -> bool:
+    """Whether the candidates of a GEMM backend are benchmarked during this compile."""
+    return settings.tuning == "compile" and may_tune(backend)
+
+
 def launches_dependents() -> bool:
     """Whether kernels that support programmatic dependent launch (PDL) are launched with it.
 

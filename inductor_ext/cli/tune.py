@@ -1,4 +1,5 @@
-"""`inductor-ext tune show|export|import|clear`: lists, exports, imports and clears tuning results.
+"""`inductor-ext tune show|status|export|import|clear`: lists, exports, imports and clears tuning
+results, and shows what is tuned in the background.
 
 The folder is selected by the setting `tuning_cache_dir`, read from the environment. Torch is
 imported only for `--device this`, and `show` creates no folder. The exit code is 0, also if there
@@ -8,6 +9,7 @@ are no results, and 2 unless everything was imported or removed as requested.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import sys
@@ -18,9 +20,12 @@ from inductor_ext import exc, settings
 from inductor_ext.autotune import results_db as stores
 from inductor_ext.autotune import results_folder
 from inductor_ext.autotune.results import TuningResult, merge_results, read_table, write_table
+from inductor_ext.autotune.tuning_queue import TuningQueue
 from inductor_ext.report.text import align_columns, format_count
 from inductor_ext.storage.paths import tuning_folder
 from inductor_ext.templates.format import config_words, problem_words
+
+_MOST_SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_filters(show, stores.SOURCES)
     show.add_argument("--json", action="store_true", help="print one JSON object")
+    status = actions.add_parser(
+        "status",
+        help="show what is tuned in the background",
+        description="Show the processes that tune in the background, and the GEMMs that wait.",
+    )
+    status.add_argument("--json", action="store_true", help="print one JSON object")
     export = actions.add_parser(
         "export",
         help="write tuning results to a table",
@@ -47,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     clear = actions.add_parser(
         "clear",
         help="remove tuning results",
-        description="Remove the results measured on this machine, the imported ones, or both.",
+        description="Remove the results measured on this machine, the imported ones, or both, and "
+        "the GEMMs that wait to be tuned in the background.",
     )
     clear.add_argument(
         "--source", choices=stores.STORED_SOURCES, help="remove only these (default: both)"
@@ -80,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.action == "show":
         _show(store, arguments)
+    elif arguments.action == "status":
+        _show_status(store, arguments.json)
     elif arguments.action == "export":
         entries = [entry for _, entry in _select(store, stores.STORED_SOURCES, arguments)]
         count = write_table(arguments.file, entries)
@@ -93,6 +107,37 @@ def run(arguments: argparse.Namespace) -> int:
         note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is 0."
         print(note, file=sys.stderr)
     return 0
+
+
+def _show_status(store: stores.TuningDatabase, as_json: bool) -> None:
+    assert store.folder is not None
+    queue = TuningQueue(store.folder)
+    statuses, requests = queue.statuses(), queue.read()
+    if as_json:
+        waiting = [
+            {
+                "gemm": problem_words(request.problem),
+                "device": request.device,
+                "attempts": request.attempts,
+            }
+            for request in requests
+        ]
+        workers = [dataclasses.asdict(status) for status in statuses]
+        print(json.dumps({"folder": str(queue.path), "workers": workers, "waiting": waiting}))
+        return
+    for status in statuses:
+        state = status.state if status.running else f"was killed; last state: {status.state}"
+        print(
+            f"{status.device}, process {status.pid}: {state}; {status.tuned} tuned, "
+            f"{status.failed} given up"
+        )
+    if not any(status.running for status in statuses):
+        print("No process tunes in the background. The next compile starts one if it has to.")
+    print(f"{format_count(len(requests), 'GEMM')} to tune, folder {queue.path}")
+    for request in requests[:_MOST_SHOWN]:
+        print(f"  {problem_words(request.problem)} on {request.device}")
+    if len(requests) > _MOST_SHOWN:
+        print(f"  and {len(requests) - _MOST_SHOWN} more")
 
 
 def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
@@ -115,6 +160,9 @@ def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
 
 
 def _clear(store: stores.TuningDatabase, sources: Iterable[results_folder.Source]) -> None:
+    assert store.folder is not None
+    if "measured" in sources:
+        TuningQueue(store.folder).clear()
     counts = store.clear(sources)
     removed, left = (format_count(counts[name], "GEMM") for name in ("removed", "left"))
     summary = f"removed the results of {removed}"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from inductor_ext.autotune import decide
+from inductor_ext.hooks import context
 from inductor_ext.lowerings import register_lowering
 from inductor_ext.lowerings.emit import as_contiguous, emit_matmul
 from inductor_ext.lowerings.node_info import Plan, plan_of
@@ -40,7 +41,8 @@ def sole_candidates(templates: Sequence[Any]) -> list[Any]:
 def _call_inductor(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call Inductor's lowering, without its CUTLASS candidates if the matmul has a plan.
 
-    If the decision is known (not "unknown"), this is the ATen op as eager mode calls it. With
+    If the decision is known (not "unknown") or the matmul is tuned in the background, this is the
+    ATen op as eager mode calls it. With
     `max_autotune`, torch 2.11 would expand the bias of an addmm to a matrix, which is copied into
     the output first, and would benchmark that against a row bias; the row bias is always faster.
     """
@@ -48,7 +50,7 @@ def _call_inductor(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     from torch._inductor.virtualized import V
 
     plan = plan_of(V.current_node)
-    if plan is not None and plan.decision.origin != "unknown" and decide.backend_enabled("ATEN"):
+    if plan is not None and _is_settled(plan) and decide.backend_enabled("ATEN"):
         with config.patch(max_autotune=False, max_autotune_gemm=False):
             return stock(*args, **kwargs)
     backends = [name.strip() for name in config.max_autotune_gemm_backends.split(",")]
@@ -59,6 +61,13 @@ def _call_inductor(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         other_backends.append("ATEN")
     with config.patch(max_autotune_gemm_backends=",".join(other_backends)):
         return stock(*args, **kwargs)
+
+
+def _is_settled(plan: Plan) -> bool:
+    """Whether Inductor must not benchmark a matmul in this compile."""
+    settings = context.settings()
+    is_later = settings is not None and settings.tuning == "background"
+    return is_later or plan.decision.origin != "unknown"
 
 
 def _planned_matmul(*operators: Any) -> Plan | None:

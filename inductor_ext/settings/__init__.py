@@ -316,6 +316,12 @@ class Settings:
         in_cache_key=False,
     )
 
+    tuning: Literal["compile", "background"] = _setting(
+        "compile",
+        "When GEMMs are tuned. `compile`: during a compile with `max_autotune`. `background`: "
+        "with and without `max_autotune`, a process of low priority measures while the GPU is "
+        "idle, and later compiles use the results; `inductor-ext tune status` shows it.",
+    )
     tuning_budget: int = _setting(
         200,
         "Approximate GPU time, in milliseconds, for benchmarking the candidates of one GEMM under "

@@ -1,7 +1,8 @@
 """The decisions of one compile: which kernel each problem gets, among Triton, CUTLASS and Inductor.
 
 Problems whose epilogue is a CUTLASS expression tree are decided among all kernels, others without
-CUTLASS. What is not stored is tuned if this compile may benchmark.
+CUTLASS. What is not stored is tuned if this compile may benchmark, or in the background (setting
+`tuning`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from inductor_ext import events
-from inductor_ext.autotune import cutlass_kernels, cutlass_options, decide
+from inductor_ext.autotune import (
+    background_tuning,
+    cutlass_kernels,
+    cutlass_options,
+    decide,
+    results_db,
+)
 from inductor_ext.autotune.decision import STOCK, Decision
 from inductor_ext.settings import Settings
 from inductor_ext.templates.cutlass.config import CutlassConfig
@@ -71,9 +78,23 @@ class Decider:
         if not decide.backend_enabled("TRITON") and not decide.is_forced():
             # Ignore stored tuning results, too.
             return dict.fromkeys(unknown, STOCK)
-        tune = self._tune if decide.may_tune("TRITON") else None
-        predict = predict and self.settings.gemm_predict
-        return decide.decide(unknown, self.device, self.settings, tune, predict=predict)
+        tunes_now = decide.tunes_now(self.settings, "TRITON")
+        if self.settings.tuning == "background" and not decide.is_forced():
+            background_tuning.tune_later(
+                unknown,
+                self.device,
+                self.index,
+                self.settings,
+                results_db.open_database(self.settings),
+                dependent=decide.launches_dependents(),
+            )
+        return decide.decide(
+            unknown,
+            self.device,
+            self.settings,
+            self._tune if tunes_now else None,
+            predict=predict and self.settings.gemm_predict,
+        )
 
     def _with_cutlass(
         self, unknown: Sequence[GemmProblem], predict: bool
@@ -81,7 +102,8 @@ class Decider:
         """Decide among all kernels. Problems without a stored CUTLASS result that cannot be tuned
         now, and problems whose CUTLASS kernel is still being built, are decided without CUTLASS.
         """
-        tune = self._tune_with_cutlass if self.options.tunes else None
+        tunes_now = self.options.tunes and self.settings.tuning == "compile"
+        tune = self._tune_with_cutlass if tunes_now else None
         decisions = decide.decide(
             unknown,
             self.device,

@@ -106,14 +106,14 @@ def cache_key(settings: Settings, gm: fx.GraphModule | None = None) -> str:
     return "-".join(dict.fromkeys(keys))
 
 
-def _may_tune() -> bool:
+def _tunes_now(settings: Settings) -> bool:
     """Whether kernels may be benchmarked during this compile."""
-    return decide.may_tune("TRITON") or decide.may_tune("CUTLASS")
+    return any(decide.tunes_now(settings, backend) for backend in ("TRITON", "CUTLASS"))
 
 
 def _cache_key(settings: Settings) -> str:
     """Return the `cache_key` for the current Inductor options."""
-    key = results_db.open_database(settings).generation(tuning=_may_tune())
+    key = results_db.open_database(settings).generation(tuning=_tunes_now(settings))
     # Inductor's own cache keys do not include all of these flags.
     flags = numerics.matmul_flags()
     if flags is not None:
