@@ -174,7 +174,7 @@ class TuningQueue(SharedFolder):
                         (self.path / f"worker-{name}.json").unlink(missing_ok=True)
 
     def has_worker(self, worker: str) -> bool:
-        """Whether a process is the worker of this name, or nobody can be."""
+        """Whether a process is the worker of this name, or none can be."""
         with contextlib.suppress(OSError):
             return self._is_locked(hash_texts(worker))
         return True

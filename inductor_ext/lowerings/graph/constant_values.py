@@ -35,8 +35,10 @@ _OPERATORS = frozenset(
         *("arange", "full", "ones", "zeros"),
         *("clone", "where", "masked_fill", "tril", "triu", "index"),
         *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "invert"),
-        *("logical_and", "logical_or", "logical_not", "logical_xor", "__and__", "__or__"),
-        *("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "__invert__"),
+        *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+        *("__and__", "__or__", "__xor__", "__invert__"),
+        *("logical_and", "logical_or", "logical_not", "logical_xor"),
+        *("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor"),
         *("add", "sub", "rsub", "mul", "neg", "abs", "floordiv", "mod", "diff", "cumsum"),
         *("minimum", "maximum", "clamp", "any", "all"),
     }
