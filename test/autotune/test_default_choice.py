@@ -82,7 +82,6 @@ def test_choices(problem: GemmProblem) -> None:
         GemmProblem.contiguous("mm", 1, 2048, 2048, "float32"),
         GemmProblem.contiguous("mm", 1, 2048, 2048, layouts="rr"),
         GemmProblem.contiguous("bmm", 1, 128, 128, batch=8),
-        GemmProblem.contiguous("mm", 1, 16384, 4096),
         GemmProblem.contiguous("mm", 4, 2048, 2048, prologue=Prologue(RowNorm("layer", 2))),
         GemmProblem.contiguous(
             "addmm", 32, 2048, 2048, epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1)
