@@ -1,15 +1,16 @@
 """The kernel of a GEMM without a tuning result, if it is faster than Inductor's for sure.
 
-Without `max_autotune` nothing is measured while a model compiles. For GEMMs of few rows the cost
-model's order of the configurations is good enough to take the first one: most of the gain comes
-from fewer kernels and from launches, which it need not predict exactly. `choose` does so for the
-kinds of GEMMs below, on the GPUs for which this has been verified; all others keep Inductor's.
+Without `max_autotune` nothing is measured while a model compiles. Where one kernel replaces
+several, where M is small, and for unaligned operands, the cost model's order of the configurations
+is good enough to take the first one: most of the gain comes from fewer kernels and from launches,
+which it need not predict exactly. `choose` does so for the kinds of GEMMs below, on the GPUs for
+which this has been verified; all others keep Inductor's.
 
-The rules come from the 986 GEMMs of at most 64 rows in `benchmarks/gemm/measurements`, sizes of
-model layers drawn at random and measured on an H100. They take a kernel for 537 of them, 1.61 times
-as fast as Inductor's on average (geometric mean), and 0.98 times in the worst case. The shipped
-tuning tables have other sizes, and an H200 too. There it takes 95 kernels, 1.01 times as fast in
-the worst case. `test_default_choice` checks both.
+The rules come from the 1352 GEMMs in `benchmarks/gemm/measurements`, sizes of model layers drawn at
+random and measured on an H100. They take a kernel for 594 of them, 1.62 times as fast as Inductor's
+on average (geometric mean), and 0.98 times in the worst case. The shipped tuning tables have other
+sizes, and an H200 too. There it takes 103 kernels, 1.01 times as fast in the worst case.
+`test_default_choice` checks both.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import ranking
 from inductor_ext.templates.triton.config import GemmConfig
 
-MAX_ROWS = 64
-"""Largest M. For more rows, cuBLAS's choice of a kernel is hard to beat without measuring."""
-
 _FEW_ROWS = 16
+_SMALL_M = 64
+"""For more rows, cuBLAS's choice of a kernel is hard to beat without measuring: there must be
+several kernels to replace by one, or operands that cuBLAS does not support well."""
+_LARGE_M = 1024
 _CAPABILITY = (9, 0)
 """Compute capability of the GPUs that the rules have been verified on."""
 
@@ -47,7 +49,7 @@ def choose(problem: GemmProblem, device: Device) -> Decision:
     for config, prediction in ranking.rank(problem, device, _CANDIDATES):
         if _is_predictable(problem, config):
             time = estimate_stock(problem, device)
-            if _is_faster(problem, time / prediction.total):
+            if _is_faster(problem, config, time / prediction.total):
                 saving = max(0.0, time - prediction.total)
                 return Decision(config, "predicted", saving=saving)
             break
@@ -68,7 +70,6 @@ def _is_covered(problem: GemmProblem, device: Device) -> bool:
     epilogue = problem.epilogue
     return (
         device.capability == _CAPABILITY
-        and problem.m <= MAX_ROWS
         and problem.batch == 1
         and problem.operation in ("mm", "addmm", "mixed")
         and problem.a.dtype in ("bfloat16", "float16")
@@ -108,17 +109,20 @@ def _is_predictable_gemv(problem: GemmProblem, config: GemmConfig) -> bool:
     return n <= 2048 and config.block_n <= 2
 
 
-def _is_faster(problem: GemmProblem, ratio: float) -> bool:
+def _is_faster(problem: GemmProblem, config: GemmConfig, ratio: float) -> bool:
     """Whether a kernel is faster than Inductor's path, by the kind of the problem.
 
     Args:
         problem: a covered problem.
+        config: the configuration.
         ratio: Inductor's estimated time over the kernel's predicted time.
     """
-    m, n, k = problem.m, problem.n, problem.k
     epilogue = problem.epilogue
     has_matrix = any(operand.broadcast == "matrix" for operand in epilogue.inputs)
     is_biased = bool(epilogue.inputs or epilogue.pointwise) and not has_matrix
+    if problem.m > _SMALL_M:
+        return _is_faster_for_many_rows(problem, config, ratio, has_matrix, is_biased)
+    m, n, k = problem.m, problem.n, problem.k
     if problem.dequant is not None:
         return problem.norm is None and (m == 1 or ratio >= 0.8)
     if n % 8 or k % 8:
@@ -133,3 +137,20 @@ def _is_faster(problem: GemmProblem, ratio: float) -> bool:
     if is_biased:
         return m == 1 or (m <= _FEW_ROWS and k >= 1024 and n <= 8192)
     return m == 1
+
+
+def _is_faster_for_many_rows(
+    problem: GemmProblem, config: GemmConfig, ratio: float, has_matrix: bool, is_biased: bool
+) -> bool:
+    if problem.norm is not None or problem.dequant is not None:
+        return False
+    if problem.n % 8 or problem.k % 8:
+        return not is_biased and not has_matrix and ratio >= 0.75
+    if problem.epilogue.gated:
+        is_large = problem.m >= _LARGE_M and (config.block_m, config.block_n) == (128, 256)
+        return is_large or ratio >= 1.05
+    if problem.parts:
+        return ratio >= 1.2
+    if has_matrix:
+        return ratio >= 1.05
+    return is_biased and ratio >= 1.05

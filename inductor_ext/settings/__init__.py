@@ -148,10 +148,10 @@ class Settings:
     )
     gemm_predict: bool = _setting(
         True,
-        "Whether, without `max_autotune`, GEMMs with a static M of at most 64 and without a "
-        "stored tuning result use a kernel of the extension if it is known to be faster for all "
-        "sizes of that kind: fused gates, projections with one input, residuals, norms, "
-        "dequantized weights, and some others, on Hopper GPUs. Nothing is measured.",
+        "Whether, without `max_autotune`, GEMMs with a static M and without a stored tuning result "
+        "use a kernel of the extension if it is known to be faster for all sizes of that kind: "
+        "with few rows, fused gates, projections with one input, residuals, norms, dequantized "
+        "weights, and some others, on Hopper GPUs. Nothing is measured.",
     )
     gemm_fuse_gated: bool = _setting(
         True,

@@ -45,7 +45,7 @@ def _measure(entries: Iterable[TuningResult]) -> tuple[list[float], int]:
 
 @pytest.mark.parametrize(
     ("source", "least"),
-    [("layers", 500), ("nvidia-h100-80gb-hbm3", 35), ("nvidia-h200", 35)],
+    [("layers", 550), ("nvidia-h100-80gb-hbm3", 50), ("nvidia-h200", 45)],
 )
 def test_no_kernel_is_slower_than_inductor(source: str, least: int) -> None:
     """The layers are those that the rules come from; the tables were not used for them."""
