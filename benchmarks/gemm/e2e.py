@@ -139,8 +139,9 @@ def _measure(
                         measurement.failure = text
                     print(f"  {model.name}: {variant.name}, {setting}: ready", flush=True)
     with gpu_lock.hold_gpu():
-        eager = compute_error(finish(function(*inputs)), exact)
-        _check(calls, eager, exact, measurements)
+        by_row = model.selects_experts
+        eager = compute_error(finish(function(*inputs)), exact, by_row=by_row)
+        _check(calls, eager, exact, measurements, by_row=by_row)
         timers = {key: time_batches(call, variants.synchronize) for key, call in calls.items()}
         for (name, setting), values in measure.alternate(timers, rounds).items():
             measurements[name].times[setting] = values
@@ -152,6 +153,8 @@ def _check(
     eager: float,
     exact: Sequence[torch.Tensor],
     measurements: Mapping[str, Measurement],
+    *,
+    by_row: bool = False,
 ) -> None:
     """Remove the variants with wrong results from `calls`.
 
@@ -160,6 +163,7 @@ def _check(
         eager: the error of eager mode.
         exact: the reference.
         measurements: where errors are stored.
+        by_row: see `compute_error`.
     """
     for (name, setting), call in list(calls.items()):
         value, peak = _call_and_measure_peak(call)
@@ -168,7 +172,7 @@ def _check(
         # The replay of a captured call returns nothing, but runs the same kernels.
         if value is None:
             continue
-        error = compute_error(value, exact)
+        error = compute_error(value, exact, by_row=by_row)
         if is_accurate(error, eager):
             measurements[name].record_error(error)
         else:

@@ -178,7 +178,7 @@ def _yield_decoders() -> Iterator[Model]:
             build = _make_decoder(config, batch, 1, PAST)
             yield Model(f"{name} decode {batch}x1", build, weight_bound=True)
         yield Model(f"{name} prefill 1x1024", _make_decoder(config, 1, 1024, 0))
-    yield Model("qwen3-moe decode 16x1", _make_decoder(_MOE, 16, 1, PAST))
+    yield Model("qwen3-moe decode 16x1", _make_decoder(_MOE, 16, 1, PAST), selects_experts=True)
 
 
 # Encoders.

@@ -216,6 +216,8 @@ class Model:
     dtype: torch.dtype = torch.bfloat16
     training: bool = False
     """Whether the module returns a loss, whose gradients belong to a call."""
+    selects_experts: bool = False
+    """Whether rounding may change which experts compute a row, see `compute_error`."""
 
     def make(self, device: str | torch.device, dtype: torch.dtype) -> tuple[nn.Module, Inputs]:
         """Return the module in eval mode and its inputs; dtypes differ only by rounding."""

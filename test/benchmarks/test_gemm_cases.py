@@ -195,3 +195,13 @@ def test_error_covers_all_outputs_and_keeps_nan() -> None:
     exact = (torch.tensor([3.0, 0.0]).double(), torch.tensor([4.0]).double())
     assert compute_error((torch.tensor([3.0, 0.5]), torch.tensor([4.0])), exact) == 0.1
     assert math.isnan(compute_error((torch.tensor([math.nan, 0.0]), torch.tensor([4.0])), exact))
+
+
+def test_the_error_of_most_rows() -> None:
+    exact = torch.ones(5, 4, dtype=torch.float64)
+    result = exact.clone()
+    result[0] = 100
+    result[1:] *= 1.25
+    assert compute_error(result, [exact], by_row=True) == 0.25
+    result[2] = torch.nan
+    assert compute_error(result, [exact], by_row=True) != 0.25
