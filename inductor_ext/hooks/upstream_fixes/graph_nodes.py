@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,3 +49,23 @@ def find_metadata(graph: Graph) -> Any:
 def first_result(metadata: Any) -> int:
     """Return the position of the user's first result among those of a forward graph."""
     return len(metadata.tokens) + int(metadata.num_mutated_inp_runtime_indices)
+
+
+@contextlib.contextmanager
+def keep_arguments_of_erased(graph: Graph) -> Iterator[None]:
+    """Let nodes that are erased inside the context keep their arguments, which torch replaces by
+    None.
+    """
+    erase = graph.erase_node
+
+    def erase_node(node: Node) -> None:
+        arguments = node.args
+        erase(node)
+        # The property would make it a user of them.
+        setattr(node, "_args", arguments)  # noqa: B010
+
+    setattr(graph, "erase_node", erase_node)  # noqa: B010
+    try:
+        yield
+    finally:
+        del graph.erase_node

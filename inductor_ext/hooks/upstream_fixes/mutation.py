@@ -44,9 +44,11 @@ HOOKS = (
         (f"{_PASSES}.reinplace.canonicalize_view_scatter_ops",),
         _OWNER,
         "The result of a scatter into a tensor with gaps is taken for one without. The offset of a "
-        "view of it is computed from the wrong strides.",
+        "view of it is computed from the wrong strides. Sizes that are nodes of the graph are read "
+        "from a node after it has been erased, and are None.",
         parameters=("graph",),
         relies_on=(
+            "torch.fx.Graph.erase_node",
             f"{_PASSES}.reinplace._generalized_scatter",
             f"{_PASSES}.reinplace._inplace_generalized_scatter",
         ),
@@ -189,12 +191,15 @@ def _dispatch_reinplace(stock: Callable[..., None]) -> Callable[..., None]:
 def _dispatch_canonicalize(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def canonicalize_view_scatter_ops(graph: Any) -> None:
-        stock(graph)
-        if context.settings() is not None:
-            from inductor_ext.hooks.upstream_fixes import graph_strides
+        if context.settings() is None:
+            stock(graph)
+            return
+        from inductor_ext.hooks.upstream_fixes import graph_nodes, graph_strides
 
-            # The fake results are computed again after this.
-            graph_strides.keep_strides_of_scatters(graph)
+        with graph_nodes.keep_arguments_of_erased(graph):
+            stock(graph)
+        # The fake results are computed again after this.
+        graph_strides.keep_strides_of_scatters(graph)
 
     return canonicalize_view_scatter_ops
 

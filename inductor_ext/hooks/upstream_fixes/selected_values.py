@@ -27,7 +27,8 @@ HOOKS = (
         "hooks.upstream_fixes.selected_values",
         "A tensor that is compared with a value selected from it must be in memory, and the "
         "comparison must not be computed again in the backward graph. Strides and offsets of "
-        "operands are recorded before the passes, which remove additions of zeros, for example.",
+        "operands are recorded before the passes, which remove additions of zeros, for example. "
+        "Inputs that the forward graph overwrites must not be saved for the backward.",
         parameters=("gm",),
         relies_on=(
             "torch.fx.passes.reinplace._is_view_op",
@@ -108,12 +109,13 @@ def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
     def _recursive_joint_graph_passes(gm: Any, *args: Any, **kwargs: Any) -> Any:
         if context.settings() is None:
             return stock(gm, *args, **kwargs)
-        from inductor_ext.hooks.upstream_fixes import graph_strides
+        from inductor_ext.hooks.upstream_fixes import graph_strides, saved_inputs
 
         # The passes remove operators, such as the addition of zeros, that copy.
         graph_strides.record_layouts(gm.graph)
         result = stock(gm, *args, **kwargs)
         keep_selected_values(result.graph)
+        saved_inputs.copy_overwritten_inputs(result.graph)
         return result
 
     return _recursive_joint_graph_passes

@@ -450,3 +450,29 @@ def test_kernels_without_a_result_are_not_unused_sizes() -> None:
         graph = mutation.trace_without_unused_sizes(call, inputs).graph
     targets = [node.target for node in graph.nodes if node.op == "call_function"]
     assert targets == [triton_kernel_wrapper_mutation]
+
+
+def return_scattered_values(a, b, c, d):  # type: ignore[no-untyped-def]
+    """What is written into a part of an input is also returned. Positions depend on sizes."""
+    part = a[: a.shape[0] // 2]
+    scattered = torch.select_scatter(part, part[0].clone(), 0, part.shape[0] - 1)
+    part.copy_(scattered)
+    row = b[b.shape[0] - 2]
+    changed = torch.slice_scatter(row, row[:2] * 2, 0, row.shape[0] - 2, row.shape[0])
+    row.copy_(changed)
+    columns = c[:, c.shape[1] // 3 :]
+    written = torch.select_scatter(columns, columns[0] + 1, 0, c.shape[0] - 1)
+    columns.copy_(written)
+    block = d[d.shape[0] // 2 :, : d.shape[1] - 1]
+    diagonal = torch.diagonal_scatter(block, block.diagonal() * 3)
+    block.copy_(diagonal)
+    return scattered, changed, written, diagonal
+
+
+@pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])
+def test_scattered_values_with_dynamic_sizes(options: dict[str, bool]) -> None:
+    program = return_scattered_values
+    compiled = torch.compile(program, backend="inductor_ext", options=options, dynamic=True)
+    for rows, columns in ((7, 5), (10, 8)):
+        inputs = [torch.arange(rows * columns * 1.0).view(rows, columns) + i for i in range(4)]
+        _compare(program, compiled, inputs)
