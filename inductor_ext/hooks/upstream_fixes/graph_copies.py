@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from inductor_ext.hooks.upstream_fixes import aliasing, graph_strides, graph_writes
+from inductor_ext.hooks.upstream_fixes import aliasing, graph_strides, graph_writes, saved_inputs
 from inductor_ext.hooks.upstream_fixes.aliasing import Path, Values
 
 _SHARED = "inductor_ext_shared_operands"
@@ -131,7 +131,8 @@ def keep_copies(graph: Graph) -> Iterator[None]:
 
     Without some, two results, or a result and a constant of the graph, are the same tensor.
     Inductor keeps such copies of inputs; in an AOT package buffers are constants. Without others,
-    an operand of `as_strided` or of a custom operator begins at another offset than recorded.
+    the backward reads an input that has been overwritten (`saved_inputs`), or an operand of
+    `as_strided` or of a custom operator begins at another offset than recorded.
     """
     memory = _FakeMemory()
     copies = _find_removable_copies(graph, memory)
@@ -171,9 +172,11 @@ def _find_copies_of_results(graph: Graph, memory: _FakeMemory, copies: _Copies) 
     kept = []
     for storage in dict.fromkeys(memory.storage(node) for node in _result_nodes(graph)):
         root = storage
+        is_needed = False
         while root in copies:
+            is_needed |= saved_inputs.IS_NEEDED in copies[root][0].meta
             root = memory.storage(copies[root][1])
-        if root in taken and storage in copies:
+        if storage in copies and (is_needed or root in taken):
             kept.append(copies[storage][0])
         taken.add(root)
     return kept

@@ -2,9 +2,9 @@
 
 A buffer that is read and then updated, such as a running statistic, gets its new value by a copy at
 the end of the forward graph. torch's partitioner may save the buffer itself for the backward, which
-then computes with the new value. Here everything reads a copy of the input that must be saved,
-unless the backward needs only what is computed from it. Inductor removes the copy if it is not
-saved.
+then computes with the new value. An input that requires gradients gets it after the graph; then the
+backward raises an error. Here everything reads a copy of the input that must be saved, unless the
+backward needs only what is computed from it. Inductor removes the copy if it is not saved.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
+IS_NEEDED = "inductor_ext_copy_of_overwritten"
+"""Key of a node's `meta`: whether the node is a copy that must not be removed if it is a result."""
+
 
 def copy_overwritten_inputs(graph: Graph) -> None:
     """Let a joint graph read copies of the inputs that it overwrites."""
     import torch
     from torch._inductor.virtualized import V
 
-    overwritten: dict[Node, None] = {}
+    inputs = graph.find_nodes(op="placeholder")
+    overwritten = dict.fromkeys(_find_written_later(graph, inputs))
     for write in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         target: Any = write.args[0]
         if target.op == "placeholder" and isinstance(target.meta.get("val"), torch.Tensor):
             overwritten[target] = None
-    inputs = graph.find_nodes(op="placeholder")
     if not overwritten or not any("tangents" in str(node.target) for node in inputs):
         return
     for node in overwritten:
@@ -42,8 +45,16 @@ def copy_overwritten_inputs(graph: Graph) -> None:
             _save_results(readers)
             continue
         _must_save(copy)
+        copy.meta[IS_NEEDED] = True
         for reader in readers:
             reader.replace_input_with(node, copy)
+
+
+def _find_written_later(graph: Graph, inputs: list[Node]) -> list[Node]:
+    """Return the inputs that AOTAutograd overwrites with results of the forward graph."""
+    results = graph.output_node().meta.get("desc") or ()
+    written = [getattr(result, "mutated_input", None) for result in results]
+    return [node for node in inputs if node.meta.get("desc") in [w for w in written if w]]
 
 
 def _only_writes(user: Node, node: Node) -> bool:

@@ -99,6 +99,25 @@ def test_gradients_use_the_value_that_was_read(program: Program, is_buffer: bool
         torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("is_view", [False, True], ids=["whole", "view"])
+def test_inputs_with_gradients(is_view: bool) -> None:
+    """They are overwritten after the forward graph. Inductor's backward raises an error."""
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        y = x.tanh() * weight
+        (x.t()[1:] if is_view else x).mul_(2)
+        return y
+
+    outcomes = []
+    for function in (program, torch.compile(program, backend="inductor_ext")):
+        leaf, weight = (torch.linspace(a, 2, 12).view(4, 3).requires_grad_() for a in (-1, 1))
+        x = leaf * 1
+        y = function(x, weight)
+        (y.sum() + x.square().sum()).backward()
+        outcomes.append((leaf.grad, weight.grad, x, y))
+    torch.testing.assert_close(*outcomes)
+
+
 @pytest.mark.parametrize("options", [{"cpp_wrapper": True}, {}], ids=["cpp", "dynamic"])
 def test_other_ways_to_compile(options: dict[str, bool]) -> None:
     outcomes = []
