@@ -195,8 +195,9 @@ class TestOptions:
     def test_list_options_has_both_backends(self) -> None:
         assert inductor_ext.list_options() == [*torch._inductor.list_options(), *settings.names()]
 
-    def test_list_mode_options_mirrors_inductor(self) -> None:
-        modes = torch._inductor.list_mode_options()
+    def test_list_mode_options_adds_one_to_those_of_inductor(self) -> None:
+        background = {"triton.cudagraphs": True, "tuning": "background"}
+        modes = {**torch._inductor.list_mode_options(), "max-autotune-background": background}
         assert inductor_ext.list_mode_options() == modes
         for mode in modes:
             assert inductor_ext.list_mode_options(mode) == modes[mode]

@@ -15,7 +15,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -37,7 +36,8 @@ LINGER = 20.0
 _BUSY = 5.0
 """Seconds until the load of a busy GPU is read again."""
 
-_NICE = 19
+_PROGRAM = "inductor_ext.cli.tuning_worker"
+"""The module that runs a `Worker` in a process of its own."""
 
 started_processes: list[subprocess.Popen[bytes]] = []
 """Workers that this process has started. Polling reaps those that have ended."""
@@ -90,7 +90,7 @@ def worker_name(index: int) -> str:
 
 def _start(folder: os.PathLike[str], index: int) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__, os.fspath(folder), str(index)],
+        [sys.executable, "-m", _PROGRAM, os.fspath(folder), str(index)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -184,52 +184,3 @@ class Worker:
         if state != self._status.state:
             self._status = dataclasses.replace(self._status, state=state)
             self._queue.report(self._name, self._status)
-
-
-class _Gpu:
-    """The clock of a real worker."""
-
-    def __init__(self, uuid: str) -> None:
-        self._uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-
-    def is_idle(self) -> bool:
-        from inductor_ext.autotune import gpu_load
-
-        return gpu_load.is_idle(self._uuid)
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-def _main(folder: str, index: int) -> None:
-    os.nice(_NICE)
-    import torch
-
-    device = Device.from_torch(torch.cuda.get_device_properties(index))
-
-    def tune(requests: Sequence[Request]) -> Mapping[GemmProblem, Decision]:
-        from inductor_ext import config
-        from inductor_ext.autotune import inductor_benchmark, tuner
-        from inductor_ext.hooks import scope
-
-        first = requests[0]
-        settings = config.snapshot(
-            {"tuning": "compile", "tuning_cache_dir": folder, "tuning_budget": first.budget}
-        )
-        with scope.compile_scope(settings):
-            return tuner.tune(
-                [request.problem for request in requests],
-                device,
-                inductor_benchmark.cuda_bench,
-                settings,
-                index=index,
-                dependent=first.dependent,
-            )
-
-    name = worker_name(index)
-    worker = Worker(name, TuningQueue(folder), TuningDatabase(folder), device, tune)
-    worker.run(_Gpu(name))
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -320,6 +321,11 @@ def test_an_idle_gpu(loads: list[int | None], idle: bool) -> None:
 def test_without_the_driver_the_load_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_load, "_library", lambda: None)
     assert gpu_load.utilization("GPU-0") is None
+
+
+def test_the_program_of_the_worker_exists() -> None:
+    module = importlib.import_module(background_tuning._PROGRAM)
+    assert callable(module.main)
 
 
 def test_names_of_files_are_stable() -> None:
