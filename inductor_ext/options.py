@@ -62,9 +62,7 @@ def list_mode_options(mode: str | None = None, dynamic: bool | None = None) -> d
         raise exc.UnknownModeError(
             mode=mode, allowed=", ".join(map(repr, modes)), nearest=suggest_name(mode, modes)
         )
-    if mode == BACKGROUND:
-        return modes[BACKGROUND]  # type: ignore[no-any-return]
-    options: dict[str, Any] = torch._inductor.list_mode_options(mode, dynamic)
+    options: dict[str, Any] = modes[mode]
     return options
 
 

@@ -66,9 +66,7 @@ def tune_later(
         return
     requests = []
     for problem in dict.fromkeys(problems):
-        result = database.lookup(problem, device)
-        is_known = result is not None and result.exact
-        if not is_known and _has_candidates(problem, device):
+        if not database.lookup_exact(problem, device) and _has_candidates(problem, device):
             requests.append(Request(problem, device.name, dependent, settings.tuning_budget))
     queue = TuningQueue(database.folder)
     if queue.add(requests) and not queue.has_worker(worker_name(index)):
@@ -171,14 +169,10 @@ class Worker:
             self._database.put(decisions, self._device)
         # Those that were not claimed have results by now.
         for problem, request in active.items():
-            if problem in claimed or self._has_result(problem):
+            if problem in claimed or self._database.lookup_exact(problem, self._device):
                 self._queue.remove(request)
         tuned = self._status.tuned + len(decisions)
         self._status = dataclasses.replace(self._status, tuned=tuned)
-
-    def _has_result(self, problem: GemmProblem) -> bool:
-        result = self._database.lookup(problem, self._device)
-        return result is not None and result.exact
 
     def _report(self, state: str) -> None:
         if state != self._status.state:

@@ -285,7 +285,7 @@ class TuningDatabase:
                     self.put(tuned, device, environments)
                     decisions |= {problem: tuned.get(problem, STOCK) for problem in batch}
             for problem in pending:
-                result = self._lookup_exact(problem, device, environments)
+                result = self.lookup_exact(problem, device, environments)
                 if problem not in decisions and result is not None:
                     decisions[problem] = result.decision
             pending = [problem for problem in pending if problem not in decisions]
@@ -321,7 +321,7 @@ class TuningDatabase:
                 for problem in tuple(pending):
                     with contextlib.ExitStack() as attempt:
                         owned = self._try_lock(attempt, problem, here(problem)) or late
-                        if (owned or changed) and self._lookup_exact(problem, device, here):
+                        if (owned or changed) and self.lookup_exact(problem, device, here):
                             pending.remove(problem)
                             since = time.monotonic()
                         elif owned:
@@ -333,9 +333,10 @@ class TuningDatabase:
                     time.sleep(_POLL)
             yield claims
 
-    def _lookup_exact(
-        self, problem: GemmProblem, device: Device, environments: Environments | None
+    def lookup_exact(
+        self, problem: GemmProblem, device: Device, environments: Environments | None = None
     ) -> LookupResult | None:
+        """Return the result of `lookup` if it is exact, else None."""
         result = self.lookup(problem, device, environments)
         return result if result is not None and result.exact else None
 

@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from inductor_ext import events, exc
@@ -195,7 +195,7 @@ class TuningQueue(SharedFolder):
         with self.warn_on_error("read"):
             for path in self._paths(self.path, _WORKER):
                 with contextlib.suppress(FileNotFoundError, TypeError, ValueError):
-                    status = Status(**_as_mapping(json.loads(path.read_text("utf-8"))))
+                    status = Status(**json.loads(path.read_text("utf-8")))
                     name = path.stem.removeprefix("worker-")
                     statuses.append(dataclasses.replace(status, running=self._is_locked(name)))
         return statuses
@@ -213,9 +213,3 @@ class TuningQueue(SharedFolder):
             if times is not None:
                 # Its place in the queue.
                 os.utime(temporary, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(value)
-    return value

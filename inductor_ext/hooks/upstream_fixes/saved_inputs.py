@@ -53,8 +53,8 @@ def copy_overwritten_inputs(graph: Graph) -> None:
 def _find_written_later(graph: Graph, inputs: list[Node]) -> list[Node]:
     """Return the inputs that AOTAutograd overwrites with results of the forward graph."""
     results = graph.output_node().meta.get("desc") or ()
-    written = [getattr(result, "mutated_input", None) for result in results]
-    return [node for node in inputs if node.meta.get("desc") in [w for w in written if w]]
+    written = [result.mutated_input for result in results if hasattr(result, "mutated_input")]
+    return [node for node in inputs if node.meta.get("desc") in written]
 
 
 def _only_writes(user: Node, node: Node) -> bool:

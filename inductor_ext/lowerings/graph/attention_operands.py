@@ -14,6 +14,7 @@ The operator's result is the same up to rounding. Setting: `fuse_attention`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,7 +153,7 @@ def _add(call: fx.Node, target: Any, operand: fx.Node, *args: int) -> fx.Node:
     value: Any = fake_value(operand)
     with call.graph.inserting_before(call):
         node = call.graph.call_function(target, (operand, *args))
-    with torch.no_grad(), getattr(value, "fake_mode", torch.no_grad()):
+    with torch.no_grad(), getattr(value, "fake_mode", contextlib.nullcontext()):
         result = target(value, *args)
     node.meta.update({key: result for key in ("example_value", "val") if key in operand.meta})
     return node

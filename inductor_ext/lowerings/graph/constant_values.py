@@ -65,13 +65,13 @@ def evaluate(node: fx.Node) -> torch.Tensor | None:
     """
     nodes = _find_ancestors(node)
     expected = fake_value(node)
-    if nodes is None or expected is None or not all(_is_only_read(each) for each in nodes):
+    if nodes is None or expected is None or not all(map(_is_only_read, nodes)):
         return None
     values: dict[fx.Node, Any] = {}
     with _disable_current_modes(), torch.no_grad(), torch.device("cpu"):
-        for each in node.graph.nodes:
-            if each in nodes:
-                values[each] = _compute(each, values)
+        for ancestor in node.graph.nodes:
+            if ancestor in nodes:
+                values[ancestor] = _compute(ancestor, values)
     value = values[node]
     is_expected = (
         isinstance(value, torch.Tensor)
@@ -92,9 +92,9 @@ def _find_ancestors(node: fx.Node) -> set[fx.Node] | None:
     """Return a node and what it depends on; None if one of them cannot be computed."""
     found, pending = {node}, [node]
     while pending:
-        each = pending.pop()
-        name = _name(each)
-        value = fake_value(each)
+        ancestor = pending.pop()
+        name = _name(ancestor)
+        value = fake_value(ancestor)
         if name not in _VIEWS | _OPERATORS | _LIKE:
             return None
         if value is None or not _is_small(value):
@@ -102,7 +102,7 @@ def _find_ancestors(node: fx.Node) -> set[fx.Node] | None:
         if name == "cumsum" and value.dtype.is_floating_point:
             # The order of summation differs between devices.
             return None
-        sources = each.all_input_nodes
+        sources = ancestor.all_input_nodes
         if name in _LIKE:
             value = fake_value(sources.pop(0))
             if value is None or not _is_small(value):
