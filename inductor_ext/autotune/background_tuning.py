@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -26,6 +25,7 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.triton import ranking
+from inductor_ext.toolchain import background_process
 
 AT_ONCE = 2
 """Problems that are measured before the GPU's load is read again."""
@@ -87,18 +87,7 @@ def worker_name(index: int) -> str:
 
 
 def _start(folder: os.PathLike[str], index: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", _PROGRAM, os.fspath(folder), str(index)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
-        # Ctrl-C in the terminal must not reach it.
-        start_new_session=True,
-    )
-    started_processes[:] = [
-        child for child in (*started_processes, process) if child.poll() is None
-    ]
+    background_process.start(started_processes, _PROGRAM, os.fspath(folder), str(index))
 
 
 Tune = Callable[[Sequence[Request]], Mapping[GemmProblem, Decision]]

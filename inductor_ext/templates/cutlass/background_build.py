@@ -22,6 +22,7 @@ from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.templates.cutlass import compiler_process, nvcc_build
 from inductor_ext.templates.cutlass.find_headers import Headers
 from inductor_ext.templates.cutlass.source import Source
+from inductor_ext.toolchain import background_process
 
 _NICE = 10
 
@@ -73,21 +74,10 @@ def _start(sources: list[Source], store: ArtifactStore, toolchain: nvcc_build.To
             "runtime": str(toolchain.runtime),
         },
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
-        # Ctrl-C in the terminal must not reach it.
-        start_new_session=True,
-    )
+    process = background_process.start(started_processes, __name__, stdin=subprocess.PIPE)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(json.dumps(request).encode())
-    started_processes[:] = [
-        child for child in (*started_processes, process) if child.poll() is None
-    ]
 
 
 def _claim(source: Source) -> str:
