@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -54,12 +54,15 @@ class BenchmarkBackend(Protocol):
 
     def compile(
         self, candidates: Sequence[Candidate], starting: Callable[[int], None]
-    ) -> Sequence[Compiled | Exception]:
-        """Compile candidates; return the exception for a candidate that fails.
+    ) -> Iterator[Compiled | Exception]:
+        """Compile candidates; yield each as soon as it and those before it are ready.
 
         Args:
-            candidates: of any problems.
+            candidates: of any problems; those of a problem follow each other.
             starting: called with the index of a candidate before work on it begins.
+
+        Yields:
+            A compiled candidate, or the exception if it does not compile.
         """
 
     def stopwatch(
@@ -105,7 +108,7 @@ class Report:
 def run(
     jobs: Sequence[Job], bench: BenchmarkBackend, budget: float, notify: Notify
 ) -> Generator[Report, None, None]:
-    """Run jobs one after the other, after compiling the candidates of all jobs.
+    """Run jobs one after the other, while the candidates of later jobs compile.
 
     Args:
         jobs: of different problems.
@@ -122,8 +125,8 @@ def run(
     candidates = [(job.problem, config) for job in jobs for config in (None, *job.configs)]
     owner = [index for index, job in enumerate(jobs) for _ in (None, *job.configs)]
     with bench.prepared():
-        compiled = iter(
-            bench.compile(candidates, lambda index: notify(owner[index], candidates[index][1]))
+        compiled = bench.compile(
+            candidates, lambda index: notify(owner[index], candidates[index][1])
         )
         for index, job in enumerate(jobs):
             stock = next(compiled)

@@ -5,10 +5,11 @@ compile and leaves no trace there: on return, tracing context, virtualized globa
 autocast and events are those of the outer compile again, and no cache of compiled graphs is read or
 written.
 
-The code of all candidates is generated sequentially in the calling thread, with prebuilt kernels
-last. Inductor's compile workers start on a kernel as soon as its code exists, so the kernels of all
-candidates compile in parallel. Loading the modules then waits for the workers. A candidate that
-fails to compile yields its exception.
+The code of all candidates is generated sequentially in the calling thread, one problem after the
+other, with prebuilt kernels last. Inductor's compile workers start on a kernel as soon as its code
+exists, so the kernels of all candidates compile in parallel. Loading a module waits for its
+kernels only: the candidates of the first problem are timed while those of the others compile. A
+candidate that fails to compile yields its exception.
 """
 
 from __future__ import annotations
@@ -111,9 +112,8 @@ class InductorBench:
 
     def compile(
         self, candidates: Sequence[Candidate], starting: Callable[[int], None]
-    ) -> list[Compiled | Exception]:
+    ) -> Iterator[Compiled | Exception]:
         """See `candidate_run.BenchmarkBackend`."""
-        from torch._inductor import config as inductor_config
         from torch._inductor.async_compile import AsyncCompile
 
         # Until the workers are ready, Inductor compiles kernels in this process, one by one.
@@ -121,11 +121,25 @@ class InductorBench:
             AsyncCompile.wait_pool_ready()
         # Overlaps with code generation.
         self.warm_up()
+        for index, code in enumerate(self._generate_codes(candidates, starting)):
+            starting(index)
+            result = code if isinstance(code, Exception) else load_code(*code)
+            # A kernel that crashes its compile worker also fails the kernels in the other workers.
+            if isinstance(result, Exception) and _is_broken_pool(result):
+                starting(index)
+                forget_kernels()
+                result = load_code(*code)
+            yield result
+
+    def _generate_codes(
+        self, candidates: Sequence[Candidate], starting: Callable[[int], None]
+    ) -> list[Any]:
+        """Return the result of `generate_code` for each candidate, or its exception."""
+        from torch._inductor import config as inductor_config
+
         traced: dict[GemmProblem, _Traced] = {}
         codes: list[Any] = [None] * len(candidates)
-        for index in sorted(
-            range(len(candidates)), key=lambda index: _compile_priority(candidates[index])
-        ):
+        for index in _sort_for_compiling(candidates):
             problem, config = candidates[index]
             starting(index)
             try:
@@ -139,17 +153,7 @@ class InductorBench:
                     codes[index] = generate_code(traced[problem])
             except Exception as error:
                 codes[index] = error
-        results: list[Compiled | Exception] = []
-        for index, code in enumerate(codes):
-            starting(index)
-            results.append(code if isinstance(code, Exception) else load_code(*code))
-        # A kernel that crashes its compile worker also fails the kernels in the other workers.
-        for index, result in enumerate(results):
-            if isinstance(result, Exception) and _is_broken_pool(result):
-                starting(index)
-                forget_kernels()
-                results[index] = load_code(*codes[index])
-        return results
+        return codes
 
     @contextlib.contextmanager
     def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Iterator[Stopwatch]:
@@ -186,17 +190,31 @@ def cuda_bench(index: int) -> InductorBench:
     return InductorBench(f"cuda:{index}")
 
 
-def _compile_priority(candidate: Candidate) -> tuple[int, float]:
-    """Sort key: generate the slowest-compiling kernels first (most elements per thread).
+def _sort_for_compiling(candidates: Sequence[Candidate]) -> list[int]:
+    """Return indices in the order in which code is generated: by problem, as they are timed.
+
+    Prebuilt CUTLASS kernels, which no process compiles, come last.
+    """
+    positions: dict[GemmProblem, int] = {}
+    for problem, _ in candidates:
+        positions.setdefault(problem, len(positions))
+
+    def key(index: int) -> tuple[bool, int, tuple[int, float]]:
+        problem, config = candidates[index]
+        is_prebuilt = isinstance(config, CutlassConfig)
+        return is_prebuilt, positions[problem], _compile_priority(config)
+
+    return sorted(range(len(candidates)), key=key)
+
+
+def _compile_priority(config: Config | None) -> tuple[int, float]:
+    """Sort key: generate a problem's slowest-compiling kernels first (most elements per thread).
 
     A kernel compiles in 0.7 s with 512 elements per thread and in 0.3 s with 128, because ptxas
     unrolls loads.
     """
-    _, config = candidate
-    if config is None:
+    if config is None or isinstance(config, CutlassConfig):
         return 1, 0.0
-    if isinstance(config, CutlassConfig):
-        return 2, 0.0
     return 0, -(config.block_m + config.block_n) * config.block_k / config.threads
 
 

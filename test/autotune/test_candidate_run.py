@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from inductor_ext import exc
+from inductor_ext.autotune import candidate_run
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import benchmark_backends
 from test.support.benchmark_backends import STOCK, CpuBench, candidate
@@ -57,6 +60,24 @@ class TestTrial:
             report.timings[2].failure
             == "generates the same code as splitk 80x32x32, 2 stages, 4 warps, group 1"
         )
+
+    def test_problems_are_timed_while_the_next_ones_compile(self) -> None:
+        events: list[str] = []
+
+        class Recorder(CpuBench):
+            def stopwatch(self, calls: Sequence[Callable[[], object]]) -> Any:
+                events.append("time")
+                return super().stopwatch(calls)
+
+        narrow = dataclasses.replace(LINEAR, m=2)
+        jobs = [candidate_run.Job(problem, (candidate(80),)) for problem in (LINEAR, narrow)]
+        run = candidate_run.run(
+            jobs, Recorder(), 50, lambda job, config: events.append(f"{job} {bool(config)}")
+        )
+        reports = list(run)
+        assert [report.chosen for report in reports] == [candidate(80)] * 2
+        assert events.index("time") < events.index("1 False")
+        assert events.count("time") == 2
 
     def test_problems_beyond_memory_fall_back(self) -> None:
         bench = CpuBench()

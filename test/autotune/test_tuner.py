@@ -276,7 +276,7 @@ def compiled_and_tuned(
         (job,) = jobs
         wanted = [(job.problem, config) for config in (None, *job.configs)]
         with bench.prepared():
-            results = bench.compile(wanted, lambda index: None)
+            results = list(bench.compile(wanted, lambda index: None))
         codes.extend(item.key for item in results)
         timings = tuple(
             Timing(config, 10.0 if config == job.configs[1] else 20.0) for _, config in wanted
@@ -345,8 +345,29 @@ class TestVariants:
             mock.patch.object(inductor_benchmark, "trace_program"),
             mock.patch.object(inductor_benchmark, "generate_code", side_effect=ValueError("no")),
         ):
-            bench.compile([(LINEAR, None), (LINEAR, light), (LINEAR, heavy)], begun.append)
+            list(bench.compile([(LINEAR, None), (LINEAR, light), (LINEAR, heavy)], begun.append))
         assert begun[:3] == [2, 1, 0]
+
+    def test_code_is_generated_problem_by_problem(self) -> None:
+        light, heavy = candidate(1), dataclasses.replace(candidate(1), block_k=4096)
+        prebuilt = benchmark_backends.cutlass_candidate(1)
+        other = dataclasses.replace(LINEAR, m=2)
+        wanted = [
+            (LINEAR, None),
+            (LINEAR, prebuilt),
+            (LINEAR, light),
+            (other, None),
+            (other, heavy),
+        ]
+        bench = inductor_benchmark.InductorBench("cpu")
+        begun: list[int] = []
+        with (
+            inductor_config.patch(compile_threads=1),
+            mock.patch.object(inductor_benchmark, "trace_program"),
+            mock.patch.object(inductor_benchmark, "generate_code", side_effect=ValueError("no")),
+        ):
+            list(bench.compile(wanted, begun.append))
+        assert begun[:5] == [2, 0, 4, 3, 1]
 
     def test_a_crashed_compile_worker_is_retried_per_kernel(self) -> None:
         from concurrent.futures.process import BrokenProcessPool
@@ -373,7 +394,7 @@ class TestVariants:
             mock.patch.object(inductor_benchmark, "generate_code", side_effect=codes),
             mock.patch.object(inductor_benchmark, "load_code", load),
         ):
-            results = bench.compile([(LINEAR, None)] * 3, lambda index: None)
+            results = list(bench.compile([(LINEAR, None)] * 3, lambda index: None))
         assert [isinstance(item, candidate_run.Compiled) for item in results] == [True, False, True]
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
@@ -432,7 +453,7 @@ class TestVariants:
             inductor_benchmark.restore_counters(),
         ):
             wanted = [(problem, None), (problem, tile), (parts, None)]
-            results = bench.compile(wanted, lambda index: None)
+            results = list(bench.compile(wanted, lambda index: None))
         assert [item.args[0] for item in trace.call_args_list] == [problem, parts]
         codes = [
             item.key if isinstance(item, candidate_run.Compiled) else repr(item) for item in results

@@ -124,12 +124,10 @@ class CpuBench:
 
     def compile(
         self, variants: Sequence[Candidate], starting: Callable[[int], None]
-    ) -> list[Compiled | Exception]:
-        compiled: list[Compiled | Exception] = []
+    ) -> Iterator[Compiled | Exception]:
         for index, (problem, config) in enumerate(variants):
             starting(index)
-            compiled.append(self._compiled(problem, config))
-        return compiled
+            yield self._compiled(problem, config)
 
     def _compiled(self, problem: Any, config: Config | None) -> Compiled | Exception:
         behaviour, microseconds = _told(config)
@@ -183,9 +181,9 @@ def cpu_bench(index: int) -> CpuBench:
 class _Eager(CpuBench):
     def compile(
         self, variants: Sequence[Candidate], starting: Callable[[int], None]
-    ) -> list[Compiled | Exception]:
+    ) -> Iterator[Compiled | Exception]:
         if variants and CpuBench.warmed_up != 1:
-            return [ValueError(f"warmed up {CpuBench.warmed_up} times")] * len(variants)
+            return iter([ValueError(f"warmed up {CpuBench.warmed_up} times")] * len(variants))
         return super().compile(variants, starting)
 
 
@@ -209,12 +207,12 @@ def dying_bench(index: int) -> CpuBench:
 class _Telling(CpuBench):
     def compile(
         self, variants: Sequence[Candidate], starting: Callable[[int], None]
-    ) -> list[Compiled | Exception]:
+    ) -> Iterator[Compiled | Exception]:
         from torch._inductor import config
 
         state = (numerics.determinism(), numerics.matmul_flags(), config.deterministic)
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-        return [ValueError(f"{state} {workspace}")] * len(variants)
+        return iter([ValueError(f"{state} {workspace}")] * len(variants))
 
 
 def telling_bench(index: int) -> CpuBench:

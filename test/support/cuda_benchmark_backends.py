@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from inductor_ext.autotune.candidate_run import Candidate, Compiled
@@ -24,15 +24,15 @@ class _Bench(InductorBench):
 
     def compile(
         self, variants: Sequence[Candidate], starting: Callable[[int], None]
-    ) -> list[Compiled | Exception]:
-        compiled = super().compile(variants, starting)
+    ) -> Iterator[Compiled | Exception]:
+        compiled = list(super().compile(variants, starting))
         for index, item in enumerate(compiled):
             if len(compiled) <= self._least:
                 break
             after_stock = index > 0 and variants[index - 1][1] is None
             if after_stock and isinstance(item, Compiled):
                 compiled[index] = Compiled(self._meddle(item), item.key)
-        return compiled
+        yield from compiled
 
 
 def _wrong(compiled: Compiled) -> Callable[..., Any]:
