@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan as _torch_scan
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from test.fuzz import memory_programs
 from test.fuzz.memory_programs import NAMES
@@ -143,6 +144,35 @@ def perturb(value: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(value.numel())
     sign = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
     return (value * (1 + sign * _EPSILONS.get(value.dtype, 4e-6))).to(value.dtype)
+
+
+class RoundingErrors(TorchDispatchMode):
+    """Changes each new result of an operator in half precision by about its rounding error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator and change its result, unless it has the memory of an operand."""
+        result = func(*args, **(kwargs or {}))
+        operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        memory = {operand.untyped_storage().data_ptr() for operand in operands}
+
+        def change(value: Any) -> Any:
+            is_half = isinstance(value, Tensor) and value.dtype in _EPSILONS
+            if not is_half or value.untyped_storage().data_ptr() in memory:
+                return value
+            error = torch.rand(value.shape, generator=self._generator).to(value.device) * 2 - 1
+            return value.copy_(value.float() * (1 + error * _EPSILONS[value.dtype]))
+
+        return pytree.tree_map(change, result)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -179,6 +179,23 @@ class TestComparison:
             value.mul_(1 + 3e-4)
             assert (graph_compare.find_difference(program, run) == "") is agrees
 
+    def test_what_is_left_of_cancelled_half_precision_values_is_a_rounding_error(self) -> None:
+        """Two equal values of which a compiled run rounds only one."""
+        lines = ("a = x0.abs().sqrt()", "b = x0.abs().sqrt()", "t1 = a - b", *PROGRAM.lines[1:])
+        for dtype, error, agrees in (
+            ("float16", 2.0**-12, True),
+            ("float16", 2.0**-6, False),
+            ("float32", 2.0**-12, False),
+        ):
+            half = dataclasses.replace(FLOAT, dtype=dtype)
+            program = dataclasses.replace(PROGRAM, inputs=(half,), lines=lines)
+            run = run_eager(program)
+            value = run.values["call 0: result 0"]
+            assert value is not None
+            assert not value.any()
+            value.add_(error)
+            assert (graph_compare.find_difference(program, run) == "") is agrees
+
     def test_unstable_programs_are_not_reproducible(self) -> None:
         assert is_reproducible(PROGRAM)
         unstable = dataclasses.replace(PROGRAM, lines=("t1 = (x0 * 1e7).long()", "t2 = x0"))
