@@ -7,36 +7,18 @@ instructions, or if it rounds only one side to float16 or bfloat16.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.hooks import context, lowering_table, registry
+from inductor_ext.hooks import lowering_table
 from inductor_ext.hooks.registry import Hook
 from inductor_ext.hooks.upstream_fixes.graph_nodes import keeps_value, operator_name
 
 if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
-HOOKS = (
-    Hook(
-        "selected_values",
-        "replaced",
-        ("torch._inductor.compile_fx._recursive_joint_graph_passes",),
-        "hooks.upstream_fixes.selected_values",
-        "A tensor that is compared with a value selected from it must be in memory, and the "
-        "comparison must not be computed again in the backward graph. Strides and offsets of "
-        "operands are recorded before the passes, which remove additions of zeros, for example. "
-        "Inputs that the forward graph overwrites must not be saved for the backward.",
-        parameters=("gm",),
-        relies_on=(
-            "torch.fx.passes.reinplace._is_view_op",
-            "torch.utils.checkpoint.CheckpointPolicy",
-        ),
-        upstream="186799, 195214, 168358",
-    ),
-)
+HOOKS: tuple[Hook, ...] = ()
 
 _REALIZE = "inductor_realize_to_strides"
 """Key of a node's `meta` by which Inductor computes the node into memory."""
@@ -60,13 +42,12 @@ _MOVED_VALUES = frozenset({"gather", "index", "index_select"})
 
 
 def install_hooks() -> None:
-    """Register the lowerings, and install the dispatcher, once per process."""
+    """Register the lowerings, once per process."""
     import torch
 
     packets = [getattr(torch.ops.aten, name) for name in _COMPARISONS]
     overloads = [getattr(packet, name) for packet in packets for name in ("Tensor", "Scalar")]
     lowering_table.register_once(_lower_comparison, *overloads)
-    registry.install(HOOKS, {"selected_values": _dispatch_joint_passes})
 
 
 def _lower_comparison(stock: Callable[..., Any], x: Any, other: Any) -> Any:
@@ -102,23 +83,6 @@ def _is_computed(x: Any) -> bool:
     while isinstance(x, (MutableBox, BaseView)):
         x = x.data
     return isinstance(x, (Loops, ComputedBuffer))
-
-
-def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def _recursive_joint_graph_passes(gm: Any, *args: Any, **kwargs: Any) -> Any:
-        if context.settings() is None:
-            return stock(gm, *args, **kwargs)
-        from inductor_ext.hooks.upstream_fixes import graph_strides, saved_inputs
-
-        # The passes remove operators, such as the addition of zeros, that copy.
-        graph_strides.record_layouts(gm.graph)
-        result = stock(gm, *args, **kwargs)
-        keep_selected_values(result.graph)
-        saved_inputs.copy_overwritten_inputs(result.graph)
-        return result
-
-    return _recursive_joint_graph_passes
 
 
 def keep_selected_values(graph: Graph) -> None:
