@@ -56,6 +56,18 @@ def choose(problem: GemmProblem, device: Device) -> Decision:
     return STOCK
 
 
+def explain_stock(problem: GemmProblem, device: Device) -> str | None:
+    """Return why `choose` keeps Inductor's path for a problem; None if it does not."""
+    if device.capability != _CAPABILITY:
+        required = ".".join(map(str, _CAPABILITY))
+        return f"kernels are taken without a measurement on compute capability {required} only"
+    if not _is_covered(problem, device):
+        return "no GEMMs of this kind were measured"
+    if choose(problem, device).config is not None:
+        return None
+    return "Inductor's kernel is about as fast, or the cost model is not accurate enough"
+
+
 def estimate_stock(problem: GemmProblem, device: Device) -> float:
     """Return a low estimate of the microseconds that Inductor's path takes."""
     kernels = max(1, len(problem.parts))

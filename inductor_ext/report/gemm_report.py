@@ -77,6 +77,8 @@ class GemmReport:
         ]
         if not self.gemms:
             return "\n".join([*lines, *_format_attention(self.attention)])
+        if not num_ours:
+            lines.append("Their times differ from those with Inductor (default) by noise only.")
         rows: list[Sequence[str]] = [
             ("", "times", "GEMM", "kernel", "us", "Inductor us", "roofline us", "of roofline")
         ]

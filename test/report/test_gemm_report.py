@@ -23,6 +23,7 @@ from inductor_ext.hooks import activate, scope
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.lowerings.graph import explain_records
 from inductor_ext.report import gemm_report
+from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductCandidate, ProductRecord
 from inductor_ext.templates.triton.config import GemmConfig
@@ -148,6 +149,8 @@ def test_a_rejected_kernel_has_a_reason() -> None:
 
 # Descriptions of a decision
 
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
+
 
 def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -> Decision:
     timings = [Timing(None, times["stock"])] if "stock" in times else []
@@ -173,16 +176,37 @@ def decided(config: GemmConfig | None, origin: Any = "measured", **times: Any) -
             decided(None, "predicted"),
             "the fused operations are predicted to be faster as separate kernels",
         ),
-        (decided(None, "unknown"), "not tuned (enable max_autotune)"),
     ],
 )
 def test_reasons(decision: Decision, words: str) -> None:
-    assert explain_records.decision_reason(decision) == words
+    problem = GemmProblem.contiguous("mm", 16, 1024, 4096)
+    reason = explain_records.decision_reason(decision, problem, device(H100), Settings())
+    assert reason == words
 
 
-def test_tuning_is_not_advised_without_an_extension_backend() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "on", "why"),
+    [
+        ((512, 2048, 2048), "bfloat16", H100, "Inductor's kernel is about as fast, or the cost"),
+        ((8, 2048, 2048), "float32", H100, "no GEMMs of this kind were measured"),
+        ((1, 2048, 2048), "bfloat16", H100, "M is dynamic"),
+        ((1, 2048, 2048), "bfloat16", A100, "kernels are taken without a measurement on compute"),
+    ],
+)
+def test_matmuls_that_were_not_tuned_have_a_reason(
+    sizes: tuple[int, int, int], dtype: str, on: str, why: str
+) -> None:
+    problem = GemmProblem.contiguous("mm", *sizes, dtype)
+
+    def explain(settings: Settings) -> str:
+        decision = decided(None, "unknown")
+        return explain_records.decision_reason(decision, problem, device(on), settings)
+
+    assert explain(Settings()).startswith(f"not tuned (enable max_autotune), and {why}")
+    words = explain(Settings(gemm_predict=False))
+    assert words == "not tuned (enable max_autotune), and gemm_predict is off"
     with inductor_config.patch(max_autotune=True, max_autotune_gemm_backends="aten"):
-        words = explain_records.decision_reason(decided(None, "unknown"))
+        words = explain(Settings())
     assert words == "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
 
 
@@ -251,6 +275,8 @@ def test_table() -> None:
         str(gemm_report.GemmReport("empty", ()))
         == "GEMMs of empty: 0, of which 0 use an extension kernel"
     )
+    same = str(gemm_report.GemmReport("model", gemms[1:])).splitlines()[1]
+    assert same == "Their times differ from those with Inductor (default) by noise only."
 
 
 def test_record_in_one_line_and_as_json() -> None:

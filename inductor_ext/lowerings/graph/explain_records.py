@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from inductor_ext import events, numerics
-from inductor_ext.autotune import decide
+from inductor_ext.autotune import decide, default_choice
 from inductor_ext.autotune.decision import Decision
 from inductor_ext.lowerings import node_info
 from inductor_ext.lowerings.fused import cutlass, fused, scaled_int_mm, with_row_maxima
@@ -79,12 +79,12 @@ def _records(
     for node in graph.nodes:
         plan = node_info.plan_of(node)
         if plan is not None:
-            yield node, _planned_record(node, plan)
+            yield node, _planned_record(node, plan, settings)
         elif is_matmul(node):
             yield node, _unplanned_record(node, settings)
 
 
-def _planned_record(node: torch.fx.Node, plan: Plan) -> ProductRecord:
+def _planned_record(node: torch.fx.Node, plan: Plan, settings: Settings) -> ProductRecord:
     bound = plan.problem.roofline(plan.device)
     return ProductRecord(
         operator=_operator(node),
@@ -95,7 +95,7 @@ def _planned_record(node: torch.fx.Node, plan: Plan) -> ProductRecord:
         roofline=bound if math.isfinite(bound) else None,
         chosen=plan.decision.config,
         origin=plan.decision.origin,
-        reason=decision_reason(plan.decision),
+        reason=decision_reason(plan.decision, plan.problem, plan.device, settings),
         candidates=_candidates(plan.problem, plan.decision, plan.device),
         declined=node_info.get(node).rejected,
     )
@@ -141,7 +141,9 @@ def _candidates(
     )
 
 
-def decision_reason(decision: Decision) -> str:
+def decision_reason(
+    decision: Decision, problem: GemmProblem, device: Device, settings: Settings
+) -> str:
     """Return the reason for a decision, in words."""
     if decision.origin == "forced":
         return "forced by the caller"
@@ -150,9 +152,7 @@ def decision_reason(decision: Decision) -> str:
     if decision.origin == "predicted":
         return "the fused operations are predicted to be faster as separate kernels"
     if decision.origin == "unknown":
-        if not decide.backend_enabled("TRITON") and not decide.backend_enabled("CUTLASS"):
-            return "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
-        return "not tuned (enable max_autotune)"
+        return _untuned_reason(problem, device, settings)
     inductor_time = decision.microseconds(None)
     if decision.config is not None:
         selected = decision.microseconds(decision.config)
@@ -171,6 +171,16 @@ def decision_reason(decision: Decision) -> str:
         return "Inductor (default) was the fastest"
     saved = inductor_time - min(others)
     return f"the best candidate saves {saved:.1f} us over Inductor (default), within noise"
+
+
+def _untuned_reason(problem: GemmProblem, device: Device, settings: Settings) -> str:
+    """Return why a matmul without a tuning result keeps Inductor's kernel."""
+    if not decide.backend_enabled("TRITON") and not decide.backend_enabled("CUTLASS"):
+        return "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
+    why = "gemm_predict is off"
+    if settings.gemm_predict:
+        why = default_choice.explain_stock(problem, device) or "M is dynamic"
+    return f"not tuned (enable max_autotune), and {why}"
 
 
 def _operator(node: torch.fx.Node) -> str:

@@ -366,7 +366,7 @@ class Planner:
         """Return why a fusion with a decision is not applied."""
         if decision.config is not None and not self._beats_unfused(site):
             return "a kernel for one of its GEMMs alone saves more"
-        return explain_records.decision_reason(decision)
+        return explain_records.decision_reason(decision, site.problem, self.device, self.settings)
 
     def _find_unfused_alternative(self, site: Site) -> Site | None:
         """Return the site of the unfused matmul whose kernel could replace the kernel of a fusion.
