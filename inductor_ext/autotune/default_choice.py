@@ -15,6 +15,9 @@ sizes, and an H200 too. There it takes 103 kernels, 1.01 times as fast in the wo
 
 from __future__ import annotations
 
+import functools
+import math
+
 from inductor_ext.autotune.decision import STOCK, Decision
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.problem import GemmProblem
@@ -40,11 +43,13 @@ _POINTWISE = 2.0
 """The same for a pointwise epilogue or a norm, which Inductor fuses with what precedes it."""
 
 
+@functools.lru_cache(maxsize=1024)
 def choose(problem: GemmProblem, device: Device) -> Decision:
     """Return the decision for a problem without a tuning result: a configuration, or Inductor's
     path if none is faster for sure.
     """
-    if not _is_covered(problem, device):
+    # Ranking takes some 10 ms, which most problems do not need.
+    if not _is_covered(problem, device) or not _is_faster(problem, None, math.inf):
         return STOCK
     for config, prediction in ranking.rank(problem, device, _CANDIDATES):
         if _is_predictable(problem, config):
@@ -121,13 +126,14 @@ def _is_predictable_gemv(problem: GemmProblem, config: GemmConfig) -> bool:
     return n <= 2048 and config.block_n <= 2
 
 
-def _is_faster(problem: GemmProblem, config: GemmConfig, ratio: float) -> bool:
+def _is_faster(problem: GemmProblem, config: GemmConfig | None, ratio: float) -> bool:
     """Whether a kernel is faster than Inductor's path, by the kind of the problem.
 
     Args:
         problem: a covered problem.
-        config: the configuration.
-        ratio: Inductor's estimated time over the kernel's predicted time.
+        config: the configuration; None for any.
+        ratio: Inductor's estimated time over the kernel's predicted time. With infinity, the result
+            is whether any kernel may be faster.
     """
     epilogue = problem.epilogue
     has_matrix = any(operand.broadcast == "matrix" for operand in epilogue.inputs)
@@ -152,15 +158,19 @@ def _is_faster(problem: GemmProblem, config: GemmConfig, ratio: float) -> bool:
 
 
 def _is_faster_for_many_rows(
-    problem: GemmProblem, config: GemmConfig, ratio: float, has_matrix: bool, is_biased: bool
+    problem: GemmProblem,
+    config: GemmConfig | None,
+    ratio: float,
+    has_matrix: bool,
+    is_biased: bool,
 ) -> bool:
     if problem.norm is not None or problem.dequant is not None:
         return False
     if problem.n % 8 or problem.k % 8:
         return not is_biased and not has_matrix and ratio >= 0.75
     if problem.epilogue.gated:
-        is_large = problem.m >= _LARGE_M and (config.block_m, config.block_n) == (128, 256)
-        return is_large or ratio >= 1.05
+        has_large_tile = config is not None and (config.block_m, config.block_n) == (128, 256)
+        return ratio >= 1.05 or (has_large_tile and problem.m >= _LARGE_M)
     if problem.parts:
         return ratio >= 1.2
     if has_matrix:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
+from unittest import mock
 
 import pytest
 
@@ -17,6 +18,7 @@ from inductor_ext.templates.device import KNOWN
 from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import EpilogueInput
+from inductor_ext.templates.triton import ranking
 
 DEVICES = {device.name: device for device in KNOWN}
 H100 = DEVICES["NVIDIA H100 80GB HBM3"]
@@ -90,6 +92,18 @@ def test_choices(problem: GemmProblem) -> None:
 )
 def test_kinds_that_are_not_known_to_be_faster(problem: GemmProblem) -> None:
     assert default_choice.choose(problem, H100) == STOCK
+
+
+def test_configurations_are_ranked_at_most_once() -> None:
+    default_choice.choose.cache_clear()
+    with mock.patch.object(ranking, "rank", wraps=ranking.rank) as rank:
+        for m in (65, 1024):
+            default_choice.choose(dataclasses.replace(LINEAR, m=m), H100)
+        assert not rank.called
+        for _ in range(2):
+            default_choice.choose(LINEAR, H100)
+            default_choice.explain_stock(LINEAR, H100)
+        assert rank.call_count == 1
 
 
 def test_gpus_that_were_not_measured() -> None:
