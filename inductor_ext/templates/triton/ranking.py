@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -50,6 +51,12 @@ def rank(
         per_template: maximum number of configurations per template.
         constants: model parameters.
     """
+    return _select_diverse(_rank_all(problem, device, constants), limit, per_template)
+
+
+@functools.lru_cache(maxsize=256)
+def _rank_all(problem: GemmProblem, device: Device, constants: Constants) -> tuple[Ranked, ...]:
+    """Return all configurations among which `rank` selects, which takes some 10 ms."""
     predictions = sorted(
         (
             (config, predict(problem, config, device, constants))
@@ -59,12 +66,12 @@ def rank(
         key=lambda candidate: candidate[1].total,
     )
     if not predictions:
-        return []
+        return ()
     cutoff = _WORTH * predictions[0][1].total
     selection = [
         candidate for candidate in _drop_duplicates(predictions) if candidate[1].total <= cutoff
     ]
-    return _select_diverse(_drop_slow_builds(problem, selection), limit, per_template)
+    return tuple(_drop_slow_builds(problem, selection))
 
 
 def _select_diverse(
