@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from unittest import mock
 
 import pytest
+import torch
 
 from benchmarks.gemm import layer_problems
 from inductor_ext.autotune import decide, default_choice, results_db
@@ -15,10 +16,13 @@ from inductor_ext.autotune.decision import STOCK, Decision
 from inductor_ext.autotune.results import TuningResult
 from inductor_ext.settings import Settings
 from inductor_ext.templates.device import KNOWN
-from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
+from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton import ranking
+from inductor_ext.templates.triton.config import GemmConfig
+from test.support import kernel_compiler
+from test.support.kernel_cases import Case
 
 DEVICES = {device.name: device for device in KNOWN}
 H100 = DEVICES["NVIDIA H100 80GB HBM3"]
@@ -47,7 +51,7 @@ def _measure(entries: Iterable[TuningResult]) -> tuple[list[float], int]:
 
 @pytest.mark.parametrize(
     ("source", "least"),
-    [("layers", 550), ("nvidia-h100-80gb-hbm3", 50), ("nvidia-h200", 45)],
+    [("layers", 690), ("nvidia-h100-80gb-hbm3", 70), ("nvidia-h200", 70)],
 )
 def test_no_kernel_is_slower_than_inductor(source: str, least: int) -> None:
     """The layers are those that the rules come from; the tables were not used for them."""
@@ -66,7 +70,18 @@ GATED = GemmProblem.contiguous(
 )
 
 
-@pytest.mark.parametrize("problem", [LINEAR, GATED], ids=["linear", "gated"])
+INT8 = GemmProblem.contiguous(
+    "mixed", 8, 4096, 4096, b_dtype="int8", prologue=Prologue(dequant=Dequant("column"))
+)
+UNALIGNED = GemmProblem.contiguous("mm", 999, 1003, 1536)
+BATCH = GemmProblem.contiguous("bmm", 49, 49, 32, batch=96, layouts="rr")
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [LINEAR, GATED, INT8, UNALIGNED, BATCH],
+    ids=["linear", "gated", "int8", "unaligned", "batch"],
+)
 def test_choices(problem: GemmProblem) -> None:
     choice = default_choice.choose(problem, H100)
     assert choice.config is not None
@@ -83,7 +98,10 @@ def test_choices(problem: GemmProblem) -> None:
         GemmProblem.contiguous("mm", 16, 2048, 2048),
         GemmProblem.contiguous("mm", 1, 2048, 2048, "float32"),
         GemmProblem.contiguous("mm", 1, 2048, 2048, layouts="rr"),
-        GemmProblem.contiguous("bmm", 1, 128, 128, batch=8),
+        GemmProblem.contiguous("bmm", 4, 128, 128, batch=8),
+        dataclasses.replace(BATCH, m=1),
+        dataclasses.replace(INT8, m=65),
+        dataclasses.replace(UNALIGNED, m=8, k=1003),
         GemmProblem.contiguous("mm", 4, 2048, 2048, prologue=Prologue(RowNorm("layer", 2))),
         GemmProblem.contiguous(
             "addmm", 32, 2048, 2048, epilogue=Epilogue((EpilogueInput("bfloat16", "row"),), 1)
@@ -92,6 +110,30 @@ def test_choices(problem: GemmProblem) -> None:
 )
 def test_kinds_that_are_not_known_to_be_faster(problem: GemmProblem) -> None:
     assert default_choice.choose(problem, H100) == STOCK
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU instead")
+def test_kernels_compile_for_the_gpu() -> None:
+    """They are used without having been compiled before; a sample of all that were measured."""
+    pytest.importorskip("triton")
+    entries = layer_problems.read(layer_problems.MEASUREMENTS / "nvidia-h100-80gb-hbm3.json.gz")
+    options = {"EPSILON": 1e-5, "ACTIVATION": "'silu'"}
+    compiled = 0
+    for entry in entries[::60]:
+        config = default_choice.choose(entry.problem, H100).config
+        if isinstance(config, GemmConfig):
+            needed = {
+                "EPSILON": entry.problem.norm is not None,
+                "ACTIVATION": entry.problem.epilogue.gated,
+            }
+            case = Case(
+                entry.problem, config, {name: options[name] for name in needed if needed[name]}
+            )
+            kernel = kernel_compiler.compiled(case)
+            assert kernel.shared <= H100.shared_memory
+            assert kernel.spills == 0
+            compiled += 1
+    assert compiled >= 10
 
 
 def test_configurations_are_ranked_at_most_once() -> None:

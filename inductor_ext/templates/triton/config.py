@@ -255,14 +255,16 @@ class GemmConfig:
         """Return the bytes of the output tile, whose layout is converted in shared memory.
 
         It reuses the memory of the stages, unless those of the next tile are being loaded
-        (`flatten`, `warp_specialize`). It is converted in pieces if elements have 16 bits or fewer.
+        (`flatten`, `warp_specialize`). It is converted in pieces if elements have 16 bits or fewer,
+        and if the rows of the output are aligned to 4 bytes.
         For a TMA store it is a whole tile with memory of its own.
         """
         columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
         sums = self.split_k > 1 or self.stream_k
         dtype = problem.accumulator if sums else problem.kernel_dtype
         extra = size_of(self.block_m * columns, dtype)
-        if DTYPE_BITS[dtype] <= 16:
+        bits = DTYPE_BITS[dtype]
+        if bits <= 16 and not any(bits * width % 32 for width in problem.parts or (problem.n,)):
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
         if not self.flatten and not self.warp_specialize:
             extra = max(0, extra - self.num_stages * self.stage_bytes(problem))

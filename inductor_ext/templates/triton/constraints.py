@@ -269,6 +269,8 @@ def _check_split_k(problem: GemmProblem, config: GemmConfig, device: Device) -> 
         return "there are no splits to reduce" if config.fused_split_k else None
     if not template.split_k:
         return f"{config.template} does not split K"
+    if problem.operation in BATCHED:
+        return "the splits of a batch of matrices have no reduction"
     if not problem.allows_split_k:
         return _NO_SPLIT_K
     if problem.epilogue.gated and not template.stationary:

@@ -72,6 +72,13 @@ LEGAL = [
 REFUSED = [
     ("shared_memory", LINEAR, replace(TILE, num_stages=5), H200, "needs 279552 bytes"),
     ("shared_memory", LINEAR, GemmConfig("cp_async", 128, 256, 64, 4, 8), L4, "may have 101376"),
+    (
+        "split_k",
+        GemmProblem.contiguous("bmm", 4, 32, 257, batch=96),
+        GemmConfig("gemv", 4, 16, 64, 1, 1, split_k=2),
+        H200,
+        "the splits of a batch of matrices have no reduction",
+    ),
     ("registers", LINEAR, replace(TILE, num_warps=4), H200, "256 registers a thread"),
     ("registers", LINEAR, replace(TILE, block_m=256, num_stages=2), H200, "256 registers a thread"),
     (

@@ -102,6 +102,7 @@ def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
         Case(mm(512, 512, 512, operation="bmm", batch=64), BATCH),
         Case(mm(4096, 512, 512, operation="grouped", batch=8), GROUPED, offsets=ENDS),
         Case(LARGE, replace(WIDE, block_k=32, num_stages=2, index64=True)),
+        Case(mm(512, 515, 512), replace(WIDE, block_m=256, block_n=128, num_stages=3)),
     ],
     ids=(
         "relu",
@@ -115,6 +116,7 @@ def test_gate_and_up_are_one_matmul(problem: GemmProblem) -> None:
         "batch",
         "grouped",
         "large",
+        "odd rows",
     ),
 )
 def test_tma_feeds_warpgroup_instructions(case: Case) -> None:
