@@ -196,7 +196,10 @@ def _dispatch_wrapper_class(stock: Callable[..., Any]) -> Callable[..., Any]:
     def get_wrapper_codegen_for_device(*args: Any, **kwargs: Any) -> Any:
         generator = stock(*args, **kwargs)
         settings = context.settings()
-        if settings is None:
+        from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+        # Compiles with a Python wrapper do not wait for the import.
+        if settings is None or not issubclass(generator, CppWrapperCpu):
             return generator
         from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
 

@@ -11,13 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from inductor_ext import events
-from inductor_ext.autotune import (
-    background_tuning,
-    cutlass_kernels,
-    cutlass_options,
-    decide,
-    results_db,
-)
+from inductor_ext.autotune import cutlass_kernels, cutlass_options, decide, results_db
 from inductor_ext.autotune.decision import STOCK, Decision
 from inductor_ext.settings import Settings
 from inductor_ext.templates.cutlass.config import CutlassConfig
@@ -80,6 +74,8 @@ class Decider:
             return dict.fromkeys(unknown, STOCK)
         tunes_now = decide.tunes_now(self.settings, "TRITON")
         if self.settings.tuning == "background" and not decide.is_forced():
+            from inductor_ext.autotune import background_tuning
+
             background_tuning.tune_later(
                 unknown,
                 self.device,
