@@ -256,7 +256,7 @@ class GemmConfig:
 
         It reuses the memory of the stages, unless those of the next tile are being loaded
         (`flatten`, `warp_specialize`). It is converted in pieces if elements have 16 bits or fewer,
-        and if the rows of the output are aligned to 4 bytes.
+        except for tiles of 256 rows, if the rows of the output are not aligned to 4 bytes.
         For a TMA store it is a whole tile with memory of its own.
         """
         columns = self.block_n // 2 if problem.epilogue.gated else self.block_n
@@ -264,7 +264,8 @@ class GemmConfig:
         dtype = problem.accumulator if sums else problem.kernel_dtype
         extra = size_of(self.block_m * columns, dtype)
         bits = DTYPE_BITS[dtype]
-        if bits <= 16 and not any(bits * width % 32 for width in problem.parts or (problem.n,)):
+        unaligned = any(bits * width % 32 for width in problem.parts or (problem.n,))
+        if bits <= 16 and not (unaligned and self.block_m > 128):
             extra = min(extra, _PIECE_BYTES * 32 * self.consumer_warps)
         if not self.flatten and not self.warp_specialize:
             extra = max(0, extra - self.num_stages * self.stage_bytes(problem))

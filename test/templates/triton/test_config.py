@@ -27,6 +27,8 @@ from test.support.problem_examples import (
     read_again,
 )
 
+TALL = replace(TILE, block_m=256, block_n=128)
+
 
 class TestConfig:
     @pytest.mark.parametrize(
@@ -37,8 +39,9 @@ class TestConfig:
             (replace(TILE, num_stages=4), LINEAR, 4 * 49_152 + 32_768 + 1024),
             (TILE, replace(LINEAR, epilogue=Epilogue(out="float32")), 3 * 49_152 + 131_072 + 1024),
             # A whole tile of rows that are not aligned.
-            (TILE, replace(LINEAR, n=4099), 3 * 49_152 + 65_536 + 1024),
-            (TILE, replace(LINEAR, n=4098), 3 * 49_152 + 32_768 + 1024),
+            (TALL, replace(LINEAR, n=4099), 3 * 49_152 + 65_536 + 1024),
+            (TALL, replace(LINEAR, n=4098), 3 * 49_152 + 32_768 + 1024),
+            (TILE, replace(LINEAR, n=4099), 3 * 49_152 + 32_768 + 1024),
             # In place of stages.
             (replace(TILE, flatten=False), LINEAR, 3 * 49_152 + 1024),
             (GemmConfig("cp_async", 128, 128, 16, 2, 8), LINEAR, 32_768),
