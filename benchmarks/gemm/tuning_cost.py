@@ -56,7 +56,7 @@ def _measure_here(model_name: str, variant: variants.Variant) -> dict[str, float
 
     from benchmarks.gemm.e2e import make_finish, use_tables, use_tf32
     from benchmarks.gemm.held_out import HELD_OUT
-    from benchmarks.harness.compile_phases import PhaseSampler
+    from benchmarks.harness.compile_phases import sample_phases
 
     model = HELD_OUT[model_name]
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -74,10 +74,11 @@ def _measure_here(model_name: str, variant: variants.Variant) -> dict[str, float
         def function(*inputs: torch.Tensor) -> Any:
             return module(*inputs)
 
-        with PhaseSampler() as sampler:
+        with sample_phases() as seconds:
             compiled = variants.compile_and_call(variant, function, inputs, finish=finish)
         _end_workers()
-    return {TOTAL: compiled.seconds, **sampler.seconds}
+    longest_first = sorted(seconds.items(), key=lambda item: -item[1])
+    return {TOTAL: compiled.seconds, **dict(longest_first)}
 
 
 def _end_workers() -> None:

@@ -1,6 +1,6 @@
 """Where the wall time of a compile goes, by sampling the stack of the compiling thread.
 
-A `PhaseSampler` looks at the thread every few milliseconds. The time since its last look belongs to
+`sample_phases` looks at the thread every few milliseconds. The time since its last look belongs to
 the phase that the stack shows (`find_phase`). No code is changed, so the compile that is measured
 is the one that users run, and every second belongs to exactly one phase.
 """
@@ -8,14 +8,16 @@ is the one that users run, and every second belongs to exactly one phase.
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from types import FrameType, TracebackType
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
 
-__all__ = ["PHASES", "PhaseSampler", "find_phase"]
+__all__ = ["PHASES", "find_phase", "sample_phases"]
 
 PHASES: Mapping[str, str] = {
     "import": r"importlib\._bootstrap>:_find_and_load$",
@@ -50,19 +52,23 @@ pattern that any of its frames matches; if there is none, to the first call of w
 
 FIRST_CALL = "first call"
 
-_PATTERNS = {phase: re.compile(pattern) for phase, pattern in PHASES.items()}
+_PATTERNS = [re.compile(pattern) for pattern in PHASES.values()]
 
 
-def find_phase(frames: list[str]) -> str:
+def find_phase(frames: Iterable[str]) -> str:
     """Return the phase of a stack.
 
     Args:
         frames: "file:function" of each frame.
     """
-    for phase, pattern in _PATTERNS.items():
-        if any(map(pattern.search, frames)):
-            return phase
-    return FIRST_CALL
+    return [*PHASES, FIRST_CALL][min(map(_find_first, frames), default=len(PHASES))]
+
+
+@functools.cache
+def _find_first(frame: str) -> int:
+    """Return the position of the first phase that a frame belongs to; the number of all if none."""
+    matches = (position for position, regex in enumerate(_PATTERNS) if regex.search(frame))
+    return next(matches, len(_PATTERNS))
 
 
 def _walk(frame: FrameType | None) -> Iterator[str]:
@@ -71,44 +77,32 @@ def _walk(frame: FrameType | None) -> Iterator[str]:
         frame = frame.f_back
 
 
-class PhaseSampler:
-    """Samples the thread that enters this context manager.
+@contextlib.contextmanager
+def sample_phases(interval: float = 0.005) -> Iterator[dict[str, float]]:
+    """Sample the thread that enters this context; yield the seconds of each phase.
 
     Args:
         interval: seconds between two samples.
+
+    Yields:
+        A dictionary that is complete after the context.
     """
+    seconds: dict[str, float] = collections.defaultdict(float)
+    stop, ident = threading.Event(), threading.get_ident()
 
-    def __init__(self, interval: float = 0.005) -> None:
-        self._interval = interval
-        self._seconds: dict[str, float] = collections.defaultdict(float)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, args=(threading.get_ident(),))
-        self._last = 0.0
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of each phase, the longest first; complete after the context."""
-        return dict(sorted(self._seconds.items(), key=lambda item: -item[1]))
-
-    def __enter__(self) -> PhaseSampler:
-        self._last = time.perf_counter()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _sample(self, ident: int) -> None:
+    def sample(last: float) -> None:
         is_last = False
         while not is_last:
-            is_last = self._stop.wait(self._interval)
-            frames = list(_walk(sys._current_frames().get(ident)))
+            is_last = stop.wait(interval)
+            phase = find_phase(_walk(sys._current_frames().get(ident)))
             now = time.perf_counter()
-            self._seconds[find_phase(frames)] += now - self._last
-            self._last = now
+            seconds[phase] += now - last
+            last = now
+
+    thread = threading.Thread(target=sample, args=(time.perf_counter(),))
+    thread.start()
+    try:
+        yield seconds
+    finally:
+        stop.set()
+        thread.join()

@@ -117,18 +117,14 @@ def test_kernels_compile_for_the_gpu() -> None:
     """They are used without having been compiled before; a sample of all that were measured."""
     pytest.importorskip("triton")
     entries = layer_problems.read(layer_problems.MEASUREMENTS / "nvidia-h100-80gb-hbm3.json.gz")
-    options = {"EPSILON": 1e-5, "ACTIVATION": "'silu'"}
     compiled = 0
     for entry in entries[::60]:
-        config = default_choice.choose(entry.problem, H100).config
+        problem = entry.problem
+        config = default_choice.choose(problem, H100).config
         if isinstance(config, GemmConfig):
-            needed = {
-                "EPSILON": entry.problem.norm is not None,
-                "ACTIVATION": entry.problem.epilogue.gated,
-            }
-            case = Case(
-                entry.problem, config, {name: options[name] for name in needed if needed[name]}
-            )
+            epsilon = {"EPSILON": 1e-5} if problem.norm is not None else {}
+            activation = {"ACTIVATION": "'silu'"} if problem.epilogue.gated else {}
+            case = Case(problem, config, {**epsilon, **activation})
             kernel = kernel_compiler.compiled(case)
             assert kernel.shared <= H100.shared_memory
             assert kernel.spills == 0
