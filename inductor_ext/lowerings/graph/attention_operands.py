@@ -66,6 +66,8 @@ def _replace(node: fx.Node, masks: dict[fx.Node, str | None]) -> Iterator[str]:
     query, key = (fake_value(arguments.get(name)) for name in ("query", "key"))
     if query is None or key is None or not query.dtype.is_floating_point:
         return
+    if _is_overwritten(node):
+        return
     mask = arguments.get("attn_mask")
     if isinstance(mask, fx.Node):
         if mask not in masks:
@@ -87,6 +89,16 @@ def _replace(node: fx.Node, masks: dict[fx.Node, str | None]) -> Iterator[str]:
             yield f"{name} is copied, because its last dimension is not dense"
     tensors = tuple(arguments.pop(name) for name in ("query", "key", "value"))
     node.args, node.kwargs = tensors, arguments
+
+
+def _is_overwritten(node: fx.Node) -> bool:
+    """Whether the result of a call is overwritten, although the call's gradient may be needed.
+
+    The gradient of a fused kernel reads the result, and autograd refuses to compute it.
+    """
+    result = fake_value(node)
+    # Views of a tensor share its version.
+    return result is not None and result.requires_grad and result._version > 0
 
 
 def _is_square(queries: Any, keys: Any, mask: torch.Tensor | None) -> bool:

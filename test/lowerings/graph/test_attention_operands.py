@@ -130,6 +130,22 @@ def test_gradients() -> None:
         torch.testing.assert_close(x.grad.double(), reference.grad, rtol=1e-4, atol=1e-5)
 
 
+def test_results_that_are_overwritten() -> None:
+    """The gradient of a fused kernel reads the result: autograd refuses it."""
+
+    def program(x: Tensor) -> Tensor:
+        result = F.scaled_dot_product_attention(x, x, x)
+        saved = result.clone()
+        result[0, 1:].fill_(2)
+        return saved + result
+
+    x = torch.randn(2, 3, 33, 9).to(memory_format=torch.channels_last).requires_grad_()
+    reference = x.detach().double().requires_grad_()
+    (gradient,) = torch.autograd.grad(torch.compile(program, backend="inductor_ext")(x).sum(), x)
+    (expected,) = torch.autograd.grad(program(reference).sum(), reference)
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_package(tmp_path: Path) -> None:
     class Model(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
