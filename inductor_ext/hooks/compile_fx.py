@@ -149,7 +149,7 @@ def scoped_inner_compile(
         from torch._dynamo.utils import counters
         from torch._inductor.virtualized import V
 
-        from inductor_ext.hooks.upstream_fixes import returned_views
+        from inductor_ext.hooks.upstream_fixes import cpp_wrapper_options, returned_views
         from inductor_ext.lowerings.graph import concat_frozen_weights
 
         if V.aot_compilation is True:
@@ -166,6 +166,7 @@ def scoped_inner_compile(
         with (
             context.enter(is_aot=kind == "aot"),
             scope.compile_scope(settings),
+            cpp_wrapper_options.use_options(kwargs),
             events.capture(this_thread=True) as records,
         ):
             if kind in ("inference", "forward"):

@@ -14,6 +14,7 @@ from inductor_ext.hooks.upstream_fixes import (
     average_pools,
     concatenations,
     control_flow,
+    cpp_wrapper_options,
     cpu_division,
     cpu_dtypes,
     cpu_functions,
@@ -76,7 +77,10 @@ _MODULES = (
     strided_views,
 )
 
-HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES for hook in module.HOOKS)
+_CALLED = (cpp_wrapper_options,)
+"""Fixes that `hooks.compile_fx` calls, without a dispatcher of their own."""
+
+HOOKS: tuple[Hook, ...] = tuple(hook for module in _MODULES + _CALLED for hook in module.HOOKS)
 
 
 def install_hooks() -> None:
