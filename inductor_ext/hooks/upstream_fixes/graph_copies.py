@@ -12,6 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from inductor_ext.hooks.upstream_fixes import aliasing, graph_strides, graph_writes, saved_inputs
 from inductor_ext.hooks.upstream_fixes.aliasing import Path, Values
+from inductor_ext.hooks.upstream_fixes.graph_nodes import ResultKinds
 
 _SHARED = "inductor_ext_shared_operands"
 """Key of a node's `meta`: the operands that share memory in the user's program, by what is
@@ -23,6 +24,9 @@ _COPIED_BASES = "inductor_ext_copied_bases"
 _VIEWS_OF_INPUTS = "inductor_ext_views_of_inputs"
 """Key of the output node's `meta`: positions of results that share memory with an input before
 copies are removed."""
+
+_STORAGES_OF_RESULTS = "inductor_ext_storages_of_results"
+"""Key of the output node's `meta`: the storage of each result before copies are removed."""
 
 _COPY_BACK = torch.ops.aten.copy_.default
 
@@ -104,6 +108,7 @@ def record_aliases(graph: Graph) -> None:
         for index, node in enumerate(_results(output))
         if isinstance(node, Node) and memory.storage(node) in inputs
     }
+    output.meta[_STORAGES_OF_RESULTS] = _storages_of_results(output, memory)
     graph_strides.record_layouts(graph)
     writes = graph_writes.find_custom_writes(graph)
     if not writes:
@@ -197,13 +202,12 @@ def _kept_copy(*args: Any, **kwargs: Any) -> None:
     """Replace the target of a copy that Inductor must not find."""
 
 
-def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> None:
+def add_copies(graph: Graph, kinds: ResultKinds) -> None:
     """Insert copies of the operands without which writing in place changes the graph.
 
     Args:
-        views: positions of results that share memory with an input in the user's program.
-            AOTAutograd replaces them.
-        fresh: positions of results that are known not to do so.
+        graph: the graph, to which copies are added.
+        kinds: what is known about the memory of its results.
     """
     memory = _FakeMemory()
     writes = graph_writes.find_writes(graph)
@@ -211,7 +215,8 @@ def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> No
     graph_strides.refuse_as_strided(graph)
     if graph_strides.copy_bases_of_other_layouts(graph, writes):
         writes = graph_writes.find_writes(graph)
-    _copy_returned_inputs(graph, output, fresh, memory)
+    _copy_returned_inputs(graph, output, kinds.fresh, memory)
+    _copy_joined_results(output, kinds, memory)
     if not writes:
         return
     values = Values(graph, memory, _COPY_BACK)
@@ -224,7 +229,7 @@ def add_copies(graph: Graph, views: frozenset[int], fresh: frozenset[int]) -> No
     owned = {
         node
         for index, node in enumerate(_results(output))
-        if isinstance(node, Node) and index not in views
+        if isinstance(node, Node) and index not in kinds.views
     }
     copied = [
         write
@@ -301,7 +306,7 @@ def _results(output: Node) -> tuple[Any, ...]:
 
 
 def _copy_returned_inputs(
-    graph: Graph, output: Node, fresh: frozenset[int], memory: _FakeMemory
+    graph: Graph, output: Node, fresh: tuple[int, ...], memory: _FakeMemory
 ) -> None:
     """Copy results that are views of inputs, although they own their memory in the program."""
     inputs = _input_storages(graph, memory)
@@ -316,6 +321,47 @@ def _copy_returned_inputs(
         ):
             copy = graph_strides.copy(node, before=output)
             aliasing.replace_operand(output, ("args", 0, index), copy)
+
+
+def _copy_joined_results(output: Node, kinds: ResultKinds, memory: _FakeMemory) -> None:
+    """Copy results that share memory, although they do not in the program.
+
+    `canonicalize_view_scatter_ops` replaces `slice_scatter(x[:-1], ...)` by a view of the new value
+    of `x`. The program may return both.
+    """
+    before = output.meta.get(_STORAGES_OF_RESULTS, ())
+    if len(before) != len(_results(output)):
+        return
+    now = _storages_of_results(output, memory)
+    # AOTAutograd replaces views of inputs, and tensors that are saved may share memory.
+    owned = [
+        index
+        for index in range(len(now))[: kinds.saved_from]
+        if now[index] is not None and index not in kinds.views
+    ]
+    for index in owned:
+        if any(now[i] == now[index] and before[i] != before[index] for i in owned):
+            copy = _copy_result(_results(output)[index], before=output)
+            aliasing.replace_operand(output, ("args", 0, index), copy)
+            now[index] = memory.storage(copy)
+
+
+def _copy_result(node: Node, before: Node) -> Node:
+    """Insert a copy of a node in front of another one; that of an expanded tensor is expanded."""
+    from torch._inductor.virtualized import V
+
+    if node.target is not _aten.expand.default:
+        return graph_strides.copy(node, before)
+    copy = graph_strides.copy(node.args[0], before)  # type: ignore[arg-type]
+    with node.graph.inserting_before(before):
+        result = node.graph.call_function(node.target, (copy, *node.args[1:]), node.kwargs)
+    with V.fake_mode:
+        result.meta["val"] = copy.meta["val"].expand(node.meta["val"].shape)
+    return result
+
+
+def _storages_of_results(output: Node, memory: _FakeMemory) -> list[int | None]:
+    return [memory.storage(node) if isinstance(node, Node) else None for node in _results(output)]
 
 
 def _input_storages(graph: Graph, memory: _FakeMemory) -> set[int | None]:

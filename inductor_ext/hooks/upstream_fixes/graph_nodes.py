@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,38 @@ def find_metadata(graph: Graph) -> Any:
 def first_result(metadata: Any) -> int:
     """Return the position of the user's first result among those of a forward graph."""
     return len(metadata.tokens) + int(metadata.num_mutated_inp_runtime_indices)
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultKinds:
+    """Positions of a graph's results by whether they share memory in the user's program.
+
+    Attributes:
+        views: results that share memory with an input. AOTAutograd replaces them.
+        fresh: results that share memory with nothing else.
+        saved_from: the first tensor that is saved for the backward graph; None if there is none, or
+            if nothing is known, as in backward graphs and exported programs.
+    """
+
+    views: tuple[int, ...] = ()
+    fresh: tuple[int, ...] = ()
+    saved_from: int | None = None
+
+
+def find_result_kinds(graph: Graph) -> ResultKinds:
+    """Return which results share memory, as far as AOTAutograd's metadata tell."""
+    metadata = find_metadata(graph)
+    if metadata is None:
+        return ResultKinds()
+    start = first_result(metadata)
+    kinds = [info.output_type.name for info in metadata.output_info]
+    return ResultKinds(
+        views=tuple(
+            start + i for i, kind in enumerate(kinds) if kind in ("alias_of_input", "is_input")
+        ),
+        fresh=tuple(start + i for i, kind in enumerate(kinds) if kind == "non_alias"),
+        saved_from=start + len(kinds) + metadata.num_intermediate_bases,
+    )
 
 
 @contextlib.contextmanager

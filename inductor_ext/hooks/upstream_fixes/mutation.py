@@ -10,6 +10,7 @@ unchanged.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -168,9 +169,9 @@ def cache_key(gm: Any) -> str:
     Args:
         gm: a `torch.fx.GraphModule`.
     """
-    from inductor_ext.hooks.upstream_fixes import graph_copies, graph_strides
+    from inductor_ext.hooks.upstream_fixes import graph_copies, graph_nodes, graph_strides
 
-    kinds = [sorted(positions) for positions in _find_result_kinds(gm.graph)]
+    kinds = dataclasses.astuple(graph_nodes.find_result_kinds(gm.graph))
     layouts = graph_strides.describe_layouts(gm)
     return f"{kinds}{graph_copies.describe_aliases(gm)}{layouts}"
 
@@ -179,10 +180,10 @@ def _dispatch_reinplace(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def reinplace_inplaceable_ops_core(graph: Any) -> None:
         if context.settings() is not None:
-            from inductor_ext.hooks.upstream_fixes import graph_copies, graph_strides
+            from inductor_ext.hooks.upstream_fixes import graph_copies, graph_nodes, graph_strides
 
             graph_strides.restore_scatters(graph)
-            graph_copies.add_copies(graph, *_find_result_kinds(graph))
+            graph_copies.add_copies(graph, graph_nodes.find_result_kinds(graph))
         stock(graph)
 
     return reinplace_inplaceable_ops_core
@@ -202,24 +203,6 @@ def _dispatch_canonicalize(stock: Callable[..., None]) -> Callable[..., None]:
         graph_strides.keep_strides_of_scatters(graph)
 
     return canonicalize_view_scatter_ops
-
-
-def _find_result_kinds(graph: Any) -> tuple[frozenset[int], frozenset[int]]:
-    """Return positions of results that share memory with an input in the user's program, or do not.
-
-    Neither contains tensors that are saved for the backward graph. Both are empty if nothing is
-    known, as in backward graphs and exported programs.
-    """
-    from inductor_ext.hooks.upstream_fixes import graph_nodes
-
-    metadata = graph_nodes.find_metadata(graph)
-    if metadata is None:
-        return frozenset(), frozenset()
-    start = graph_nodes.first_result(metadata)
-    kinds = [info.output_type.name for info in metadata.output_info]
-    views = [start + i for i, kind in enumerate(kinds) if kind in ("alias_of_input", "is_input")]
-    fresh = [start + i for i, kind in enumerate(kinds) if kind == "non_alias"]
-    return frozenset(views), frozenset(fresh)
 
 
 def _dispatch_remove_noop_ops(stock: Callable[..., None]) -> Callable[..., None]:

@@ -265,6 +265,60 @@ def test_results_that_share_memory_in_the_program_still_do() -> None:
         _compare(program, torch.compile(program, backend="inductor_ext"), _inputs()[:1])
 
 
+class ReturnsBoth(torch.nn.Module):
+    """Returns a new value of a view, and the tensor that gets it or its source."""
+
+    def __init__(self, results: str) -> None:
+        super().__init__()
+        self.results = results
+
+    def forward(self, x: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        base = x if self.results == "input" else x.clone()
+        view = base[:-1]
+        new = torch.slice_scatter(view, view[1:].clone(), 0, 1, view.shape[0])
+        view.copy_(new)
+        size = like.shape[0]
+        if self.results == "expanded":
+            return new.expand(size, *new.shape), base.expand(size, *base.shape)
+        return (view.expand(size, *view.shape) if self.results == "input" else base[1:]), new
+
+
+RESULTS = ("input", "expanded", "parts")
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("results", RESULTS)
+def test_results_that_share_no_memory_in_the_program_still_share_none(
+    results: str, training: bool
+) -> None:
+    """`slice_scatter` into a view is replaced by a view of the base's new value."""
+    model = ReturnsBoth(results)
+    compiled = torch.compile(model, backend="inductor_ext", fullgraph=True, dynamic=True)
+    for size in (3, 5):
+        x = torch.randn(4, 8, requires_grad=training and results != "input")
+        like = torch.empty(size)
+        actual, expected = compiled(x.clone(), like), model(x.clone(), like)
+        assert actual[0].untyped_storage().data_ptr() != actual[1].untyped_storage().data_ptr()
+        for result, reference in zip(actual, expected, strict=True):
+            assert torch.equal(result, reference)
+            assert result.stride() == reference.stride()
+
+
+@pytest.mark.parametrize("results", RESULTS)
+def test_results_of_packages_share_no_memory(results: str, tmp_path: Path) -> None:
+    model, like = ReturnsBoth(results), torch.empty(3)
+    x = torch.randn(4, 8)
+    path = inductor_ext.aoti_compile_and_package(
+        torch.export.export(model, (x, like)), package_path=str(tmp_path / "model.pt2")
+    )
+    package = torch._inductor.aoti_load_package(path)
+    actual, expected = package(x.clone(), like), model(x.clone(), like)
+    assert actual[0].untyped_storage().data_ptr() != actual[1].untyped_storage().data_ptr()
+    for result, reference in zip(actual, expected, strict=True):
+        assert torch.equal(result, reference)
+        assert result.stride() == reference.stride()
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_results_of_one_view_operator_stay_views(training: bool) -> None:
     """AOTAutograd does not report that they share memory with the input."""
