@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from inductor_ext import _compat, config, events
 from inductor_ext import options as _options
+from inductor_ext.autotune import compile_workers
 from inductor_ext.hooks.activate import activate, requested
 from inductor_ext.memory import compiled_callables
 from inductor_ext.toolchain import requirements
@@ -76,6 +77,9 @@ def inductor_ext(
             if missing is not None:
                 return _run_eagerly(gm, missing, settings)
             with inductor_config.patch(patches):
+                if "cuda" in devices:
+                    # As early as possible: the imports of the compile take as long as their start.
+                    compile_workers.start()
                 requirements.warn_about_gemm_backends(devices)
         compiled = torch._TorchCompileInductorWrapper(None, patches, None)(gm, example_inputs)
         return _compat.make_serializable(compiled)

@@ -21,7 +21,8 @@ __all__ = ["PHASES", "find_phase", "sample_phases"]
 
 PHASES: Mapping[str, str] = {
     "import": r"importlib\._bootstrap>:_find_and_load$",
-    "tuning, wait for kernels": r"autotune/inductor_benchmark\.py:(load_code|wait_pool_ready)$",
+    "tuning, wait for workers": r"autotune/compile_workers\.py:wait_until_ready$",
+    "tuning, wait for kernels": r"autotune/inductor_benchmark\.py:load_code$",
     "tuning, verify": r"autotune/candidate_run\.py:_verify_candidates$",
     "tuning, time": r"autotune/timing\.py:",
     "tuning, generate code": r"autotune/inductor_benchmark\.py:_generate_codes$",

@@ -1,4 +1,9 @@
-"""Warm-up of Inductor's compile workers.
+"""Start and warm-up of Inductor's compile workers.
+
+The workers take several seconds to start: their parent process imports torch. Inductor's own
+backend starts them before it imports the rest of Inductor; so does `start`. Until they are ready,
+Inductor compiles kernels in the compiling thread, one by one; in `sending_early` it sends them to
+the workers instead, which is faster if there are many.
 
 The first kernel that a worker process compiles takes 0.2 to 0.4 s longer than later ones, because
 of imports and LLVM initialization. There is one worker per core, and each of them gets its first
@@ -9,9 +14,55 @@ warm-up is ignored.
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from unittest import mock
 
 _warm: list[object] = []
 """The process pool whose workers have been warmed up, if any."""
+
+
+def start() -> None:
+    """Start the compile workers, if Inductor's options allow it; do not wait for them."""
+    from torch._inductor.async_compile import maybe_warm_pool
+
+    # Some processes are not allowed to start others.
+    with contextlib.suppress(RuntimeError):
+        maybe_warm_pool()
+
+
+@contextlib.contextmanager
+def sending_early() -> Iterator[None]:
+    """Send the kernels of this thread to the workers while these are starting."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import AsyncCompile
+
+    stock: Callable[[], bool] = AsyncCompile.use_process_pool
+    thread = threading.get_ident()
+
+    def use_process_pool() -> bool:
+        if stock():
+            return True
+        # There is no future if Inductor's options allow no workers.
+        ready = AsyncCompile._ready_future
+        is_starting = ready is not None and not ready.done()
+        is_allowed = not config.triton.proton_profiling
+        return is_starting and is_allowed and threading.get_ident() == thread
+
+    with mock.patch.object(AsyncCompile, "use_process_pool", staticmethod(use_process_pool)):
+        yield
+
+
+def wait_until_ready() -> bool:
+    """Wait for the workers; return whether there is no worker that may never answer."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    try:
+        AsyncCompile.wait_pool_ready()
+    except Exception:
+        # They have not answered for two minutes, or cannot start.
+        return False
+    return True
 
 
 def warm_up(capability: tuple[int, int]) -> None:

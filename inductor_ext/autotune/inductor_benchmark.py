@@ -114,14 +114,13 @@ class InductorBench:
         self, candidates: Sequence[Candidate], starting: Callable[[int], None]
     ) -> Iterator[Compiled | Exception]:
         """See `candidate_run.BenchmarkBackend`."""
-        from torch._inductor.async_compile import AsyncCompile
-
-        # Until the workers are ready, Inductor compiles kernels in this process, one by one.
-        with contextlib.suppress(Exception):
-            AsyncCompile.wait_pool_ready()
-        # Overlaps with code generation.
+        # The workers start and warm up while code is generated.
         self.warm_up()
-        for index, code in enumerate(self._generate_codes(candidates, starting)):
+        with compile_workers.sending_early():
+            codes = self._generate_codes(candidates, starting)
+        if not compile_workers.wait_until_ready():
+            forget_kernels()
+        for index, code in enumerate(codes):
             starting(index)
             result = code if isinstance(code, Exception) else load_code(*code)
             # A kernel that crashes its compile worker also fails the kernels in the other workers.

@@ -1,16 +1,19 @@
-"""Warm-up of Inductor's compile workers: each compiles an empty kernel, which is removed."""
+"""Inductor's compile workers: they start early, get kernels while they start, and are warmed up."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 
 from inductor_ext.autotune import compile_workers
+from inductor_ext.toolchain import requirements
 
 pytest.importorskip("triton")
 
@@ -21,6 +24,47 @@ class Pool:
 
     def submit(self, *task: Any) -> None:
         self.submitted.append(task)
+
+
+def test_kernels_are_sent_to_workers_that_are_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of the thread that asks for it, and only if workers are allowed."""
+    ready: Future[str] = Future()
+    monkeypatch.setattr(AsyncCompile, "_ready_future", ready)
+    with inductor_config.patch(compile_threads=6), ThreadPoolExecutor() as other_thread:
+        with compile_workers.sending_early():
+            assert AsyncCompile.use_process_pool()
+            assert not other_thread.submit(AsyncCompile.use_process_pool).result()
+            with inductor_config.patch({"triton.proton_profiling": True}):
+                assert not AsyncCompile.use_process_pool()
+        assert not AsyncCompile.use_process_pool()
+        ready.set_result("ready")
+        assert AsyncCompile.use_process_pool()
+
+
+@pytest.mark.parametrize(("error", "expected"), [(None, True), (TimeoutError(), False)])
+def test_waiting_for_workers(
+    error: Exception | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready: Future[str] = Future()
+    if error is None:
+        ready.set_result("ready")
+    else:
+        ready.set_exception(error)
+    monkeypatch.setattr(AsyncCompile, "_ready_future", ready)
+    with inductor_config.patch(compile_threads=6):
+        assert compile_workers.wait_until_ready() is expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_backend_starts_workers_for_gpus_only(device: str) -> None:
+    with (
+        mock.patch.object(requirements, "device_types", return_value={device}),
+        mock.patch.object(requirements, "find_missing", return_value=None),
+        mock.patch.object(requirements, "warn_about_gemm_backends"),
+        mock.patch.object(compile_workers, "start") as start,
+    ):
+        torch.compile(torch.sin, backend="inductor_ext")(torch.ones(3))
+    assert start.called == (device == "cuda")
 
 
 def test_each_worker_has_one_task() -> None:

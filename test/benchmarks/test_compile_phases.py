@@ -14,6 +14,11 @@ _OURS = "/inductor_ext/"
 _STACKS = {
     # From the innermost frame.
     ("<frozen importlib._bootstrap>:_find_and_load", f"{_OURS}autotune/tuner.py:tune"): "import",
+    (
+        f"{_TORCH}_inductor/async_compile.py:wait_pool_ready",
+        f"{_OURS}autotune/compile_workers.py:wait_until_ready",
+        f"{_OURS}autotune/tuner.py:tune",
+    ): "tuning, wait for workers",
     (f"{_OURS}autotune/timing.py:measure", f"{_OURS}autotune/tuner.py:tune"): "tuning, time",
     (
         f"{_TORCH}_inductor/graph.py:run",
@@ -50,10 +55,11 @@ def test_the_named_functions_exist() -> None:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    from inductor_ext.autotune import candidate_run, inductor_benchmark
+    from inductor_ext.autotune import candidate_run, compile_workers, inductor_benchmark
 
     for owner, names in (
-        (AsyncCompile, ("wait", "_wait_futures", "wait_pool_ready")),
+        (AsyncCompile, ("wait", "_wait_futures")),
+        (compile_workers, ("wait_until_ready",)),
         (GraphLowering, ("codegen", "compile_to_module", "run")),
         (CachingAutotuner, ("benchmark_all_configs", "precompile", "_make_launchers")),
         (AlgorithmSelectorCache, ("make_precompile_fn", "do_autotuning")),

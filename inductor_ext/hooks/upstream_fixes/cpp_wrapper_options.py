@@ -44,4 +44,7 @@ def use_options(keywords: Mapping[str, Any]) -> contextlib.AbstractContextManage
         or _compat.minor_version(_compat.torch_version()) >= (2, 13)
     ):
         return contextlib.nullcontext()
-    return config.patch(compile_fx.get_cpp_wrapper_config())
+    patch: contextlib.AbstractContextManager[Any] = config.patch(
+        compile_fx.get_cpp_wrapper_config()
+    )
+    return patch
