@@ -26,7 +26,7 @@ def test_problems_are_not_those_of_the_suite_or_the_tables() -> None:
 def test_measurements_have_the_time_of_inductor_and_of_candidates() -> None:
     for path in layer_problems.MEASUREMENTS.glob("*.json.gz"):
         entries = layer_problems.read(path)
-        assert len(entries) > 1000
+        assert len(entries) > 300
         for entry in entries:
             configs = [timing.config for timing in entry.timings if timing.microseconds]
             assert None in configs
