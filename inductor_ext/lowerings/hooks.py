@@ -14,6 +14,7 @@ from inductor_ext.hooks.registry import Hook
 from inductor_ext.settings import Settings
 
 _FX = "torch._inductor.compile_fx"
+_WRAP = "torch._higher_order_ops.triton_kernel_wrap"
 
 HOOKS = (
     Hook(
@@ -64,6 +65,18 @@ HOOKS = (
         "Fused matmuls are planned after Inductor's passes over a graph and its subgraphs. The "
         "hook at the end of these passes, config.post_grad_custom_post_pass, belongs to the user.",
         parameters=("gm",),
+    ),
+    Hook(
+        "accessed_tensors",
+        "replaced",
+        (
+            f"{_WRAP}.identify_accessed_tensors",
+            f"{_WRAP}.identify_mutated_tensors",
+        ),
+        "lowerings.hooks",
+        "Inductor compiles a user's Triton kernel to Triton IR for every call, to find out what it "
+        "writes. The results for the kernels of decode attention are cached.",
+        parameters=("kernel", "kwargs"),
     ),
     Hook(
         "triton_template",
@@ -156,6 +169,7 @@ def install_hooks() -> None:
         "output_strides": _dispatch_output_strides,
         "pad_mm": _dispatch_can_pad,
         "post_grad_passes": _dispatch_post_grad_passes,
+        "accessed_tensors": _dispatch_accesses,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -245,6 +259,18 @@ def _dispatch_post_grad_passes(stock: Callable[..., None]) -> Callable[..., None
             post_grad_pass.plan_matmuls(gm, settings)
 
     return _recursive_post_grad_passes
+
+
+def _dispatch_accesses(stock: Callable[..., Any]) -> Callable[..., Any]:
+    from inductor_ext.lowerings.graph import decode_attention
+
+    cached = decode_attention.remember_accesses(stock)
+
+    @functools.wraps(stock)
+    def identify(*args: Any, **kwargs: Any) -> Any:
+        return (stock if context.settings() is None else cached)(*args, **kwargs)
+
+    return identify
 
 
 class KernelChoices:

@@ -7,7 +7,7 @@ Python and C++, packages and CUDA graphs. `match_attention` finds the operators.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ def replace_decode_attention(graph: fx.Graph, settings: Settings) -> int:
     GPUs without bfloat16 matrix instructions keep torch's operators.
     """
     replaced = 0
-    for call in list(find_decode_attention(graph)):
+    # From the last to the first: a result that is the operand of a later call still exists then.
+    for call in sorted(find_decode_attention(graph), key=lambda call: call.operator, reverse=True):
         properties = torch.cuda.get_device_properties(call.result.meta["val"].device)
         if properties.major >= 8:
             config = rules.choose(call.problem, properties.multi_processor_count)
@@ -195,6 +196,32 @@ def _kernel(name: str, warps: int, stages: int) -> Any:
 
     options = triton.Config({}, num_warps=warps, num_stages=stages)
     return triton.autotune(configs=[options], key=[])(getattr(decode_attention, name))
+
+
+def remember_accesses(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """Cache Inductor's analysis of what a Triton kernel reads and writes, for these kernels.
+
+    The analysis compiles a kernel to Triton IR, for every call of it, twice.
+    """
+    results: dict[tuple[Any, ...], Any] = {}
+
+    @functools.wraps(stock)
+    def identify(kernel: Any, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        from inductor_ext.templates.triton.kernels import decode_attention
+
+        # The kernel, with or without launch options.
+        function = kernel
+        while hasattr(function, "fn"):
+            function = function.fn
+        if function not in (decode_attention.attend.fn, decode_attention.combine.fn):
+            return stock(kernel, kwargs, *args)
+        # Sizes, strides, dtypes and launch options do not change what is accessed.
+        key = (function, frozenset(name for name in kwargs if kwargs[name] is not None))
+        if key not in results:
+            results[key] = stock(kernel, kwargs, *args)
+        return results[key]
+
+    return identify
 
 
 def _erase_unused(node: fx.Node) -> None:

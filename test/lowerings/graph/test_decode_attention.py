@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from torch._higher_order_ops import triton_kernel_wrap
 
 pytest.importorskip("triton")
 
@@ -70,6 +72,19 @@ def test_grouped_keys_and_values_are_not_repeated() -> None:
     assert "triton_poi" not in code
     # The kernel reads the inputs.
     assert re.search(r"attend_\d+\.run\(arg0_1, arg1_1, arg2_1, ", code)
+
+
+def test_what_kernels_access_is_analyzed_once() -> None:
+    """Not for every layer, and not for other sizes."""
+
+    def layers(q: Any, k: Any, v: Any, longer: Any) -> torch.Tensor:
+        return _grouped(_grouped(_grouped(q, k, v), k, v), longer, longer)
+
+    stock = triton_kernel_wrap.generate_ttir
+    with mock.patch.object(triton_kernel_wrap, "generate_ttir", side_effect=stock) as analyze:
+        code = _lower(layers, Q, KV, KV, (2, 2, 2048, 64))
+    assert _count(code) == (0, 3, 3)
+    assert analyze.call_count <= 2
 
 
 def test_a_bias_is_read_before_it_is_expanded() -> None:
