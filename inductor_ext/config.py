@@ -21,6 +21,7 @@ if _typing.TYPE_CHECKING:
 
     enabled: bool
     fallback_to_eager: bool
+    fallback_to_inductor: bool
     allow_unsupported_torch: bool
     gemm_fuse_dequantize: bool
     gemm_fuse_gated: bool

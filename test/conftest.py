@@ -137,6 +137,11 @@ def isolated() -> Iterator[None]:
     _reset_dynamo()
     _free_cached_memory()
     _restore(settings)
+    if "inductor_ext.hooks.compile_again" in sys.modules:
+        from inductor_ext import events
+        from inductor_ext.hooks import compile_again
+
+        assert compile_again.WARNING not in events._warned, "a kernel does not compile"
     if "inductor_ext.hooks.activate" in sys.modules:
         from inductor_ext.hooks import activate, context
 

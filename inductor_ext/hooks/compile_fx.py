@@ -18,7 +18,14 @@ from typing import Any
 
 from inductor_ext import events, exc
 from inductor_ext.cpp_wrapper.hooks import use_exported_ranges
-from inductor_ext.hooks import cache_keys, context, direct_compiles, registry, scope
+from inductor_ext.hooks import (
+    cache_keys,
+    compile_again,
+    context,
+    direct_compiles,
+    registry,
+    scope,
+)
 from inductor_ext.hooks.direct_compiles import Request
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.hooks.registry import Hook
@@ -172,7 +179,9 @@ def scoped_inner_compile(
             if kind in ("inference", "forward"):
                 returned_views.view_inputs(gm)
             concat_frozen_weights.concat_frozen_weights(gm, settings)
-            output = inner(gm, example_inputs, *args, **kwargs)
+            output = compile_again.compile_graph(
+                gm, lambda gm: inner(gm, example_inputs, *args, **kwargs), settings, records
+            )
         after = _read_cache_counters(counters)
         state = next((state for state in after if after[state] > before[state]), "off")
         key = getattr(output, "_fx_graph_cache_key", None)

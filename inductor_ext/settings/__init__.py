@@ -123,6 +123,11 @@ class Settings:
         "CPU graph, no Triton for a GPU graph): True runs the graph in eager mode and warns once; "
         "False raises `MissingToolchainError`. AOT compilation always raises.",
     )
+    fallback_to_inductor: bool = _setting(
+        True,
+        "What happens to a GPU graph if one of the extension's kernels does not compile: True "
+        "compiles the graph again without them and warns once; False raises the compiler's error.",
+    )
     allow_unsupported_torch: bool = _setting(
         False,
         "Allow torch versions outside the supported range instead of raising an error.",

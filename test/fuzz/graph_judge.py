@@ -157,7 +157,9 @@ def _settings(way: str) -> Iterator[None]:
         ),
         inductor_config.patch(fx_graph_cache=False, compile_threads=1),
         torch._functorch.config.patch(enable_autograd_cache=False),
-        inductor_ext.config.patch(enabled=True, fallback_to_eager=False),
+        inductor_ext.config.patch(
+            enabled=True, fallback_to_eager=False, fallback_to_inductor=False
+        ),
         quick,
     ):
         warnings.simplefilter("ignore")

@@ -78,7 +78,9 @@ def settings() -> Iterator[None]:
         ),
         torch._inductor.config.patch(fx_graph_cache=False, fallback_random=True, compile_threads=1),
         torch._functorch.config.patch(enable_autograd_cache=False),
-        inductor_ext.config.patch(enabled=True, fallback_to_eager=False),
+        inductor_ext.config.patch(
+            enabled=True, fallback_to_eager=False, fallback_to_inductor=False
+        ),
     ):
         # An operator's warnings are unrelated to its compilation.
         warnings.simplefilter("ignore")

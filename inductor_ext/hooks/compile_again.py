@@ -1,0 +1,123 @@
+"""Compiles a graph a second time, without the extension's kernels, if one of them does not compile.
+
+A kernel that was measured on this machine has compiled. One that is taken without a measurement, or
+by a result of another Triton version, need not compile here. The user gets Inductor's kernels then,
+and one warning. Setting: `fallback_to_inductor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from inductor_ext import events
+from inductor_ext.hooks import scope
+from inductor_ext.lowerings.records import AttentionRecord
+from inductor_ext.settings import Settings
+from inductor_ext.templates.records import ProductRecord
+
+WARNING = "kernels_that_do_not_compile"
+"""Key of the warning."""
+
+_COMPILER_ERRORS = frozenset(
+    {
+        "CompilationError",
+        "NoTritonConfigsError",
+        "OutOfResources",
+        "PTXASError",
+        "SubprocException",
+    }
+)
+"""Exceptions of Triton, and of Inductor's compile workers."""
+
+
+def compile_graph(
+    gm: Any,
+    compile_: Callable[[Any], Any],
+    settings: Settings,
+    records: list[events.Record],
+) -> Any:
+    """Compile a graph, and if a kernel of the extension does not compile, a copy of it without.
+
+    Args:
+        gm: the GraphModule; a compile changes it.
+        compile_: compiles a GraphModule.
+        settings: of the compile.
+        records: the events of the compile, in a list that grows; those of a failed compile are
+            removed.
+
+    Returns:
+        What `compile_` returns.
+    """
+    original = _copy_graph(gm) if _may_use_kernels(gm, settings) else None
+    try:
+        return compile_(gm)
+    except Exception as error:
+        reason = _find_compiler_error(error)
+        if original is None or reason is None or not any(map(_is_kernel, records)):
+            raise
+    events.warn_once(
+        WARNING,
+        f"a kernel of the extension does not compile ({reason}): the graph is compiled again "
+        "without the extension's kernels. Please report this; gemm_templates=False and "
+        "decode_attention=False avoid the failed attempt.",
+    )
+    records.clear()
+    without = dataclasses.replace(settings, gemm_templates=False, decode_attention=False)
+    with scope.compile_scope(without):
+        return compile_(original)
+
+
+def _may_use_kernels(gm: Any, settings: Settings) -> bool:
+    import torch
+
+    uses_kernels = settings.gemm_templates or settings.decode_attention
+    if not (settings.fallback_to_inductor and uses_kernels):
+        return False
+    values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
+    return any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
+
+
+def _copy_graph(gm: Any) -> Any:
+    """Return a copy of a GraphModule and its subgraphs; None if it cannot be copied.
+
+    Tensors and the description of the graph are not copied.
+    """
+    import torch
+
+    values = [
+        value
+        for module in gm.modules()
+        for values in (vars(module), module._parameters, module._buffers)
+        for name, value in values.items()
+        if isinstance(value, torch.Tensor) or name == "meta"
+    ]
+    shared = {id(value): value for value in values}
+    with contextlib.suppress(Exception):
+        return copy.deepcopy(gm, shared)
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+
+
+def _find_compiler_error(error: BaseException) -> str | None:
+    """Return the compiler's message if a compiler failed."""
+    for cause in _chain(error):
+        if type(cause).__name__ in _COMPILER_ERRORS:
+            lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+            return f"{type(cause).__name__}: {lines[-1] if lines else ''}"[:200]
+    return None
+
+
+def _is_kernel(record: events.Record) -> bool:
+    """Whether a record says that a kernel of the extension was used."""
+    if isinstance(record, ProductRecord):
+        return record.chosen is not None
+    return isinstance(record, AttentionRecord)
