@@ -9,8 +9,8 @@ which this has been verified; all others keep Inductor's.
 The rules come from the 1352 GEMMs in `benchmarks/gemm/measurements`, sizes of model layers drawn at
 random and measured on an H100. They take a kernel for 710 of them, 1.68 times as fast as Inductor's
 on average (geometric mean), and 0.98 times in the worst case. They were tested on 375 other random
-layers on an H200 (189 kernels, 1.50 times, 0.98 in the worst case), and on the shipped tuning tables
-of both GPUs (148 kernels, 1.01 in the worst case). `test_default_choice` checks all of this.
+layers on an H200 (189 kernels, 1.50 times, 0.98 in the worst case), and on the shipped tuning
+tables of both GPUs (148 kernels, 1.01 in the worst case). `test_default_choice` checks all of this.
 """
 
 from __future__ import annotations

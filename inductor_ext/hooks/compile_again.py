@@ -40,7 +40,7 @@ def compile_graph(
     settings: Settings,
     records: list[events.Record],
 ) -> Any:
-    """Compile a graph, and if a kernel of the extension does not compile, a copy of it without.
+    """Compile a graph; if a kernel of the extension does not compile, compile a copy without them.
 
     Args:
         gm: the GraphModule; a compile changes it.
