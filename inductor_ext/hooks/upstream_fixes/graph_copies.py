@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -141,11 +141,46 @@ def keep_copies(graph: Graph) -> Iterator[None]:
     """
     memory = _FakeMemory()
     copies = _find_removable_copies(graph, memory)
-    targets: dict[Node, Any] = {}
+    kept = []
     if copies:
         kept = _find_copies_of_results(graph, memory, copies)
         kept += _find_copies_with_offsets(graph, memory, copies)
-        targets = {node: node.target for node in kept}
+    with _hiding(kept):
+        yield
+
+
+@contextlib.contextmanager
+def keep_neutral_operations(
+    graph: Graph, zeros: Container[Node], ones: Container[Node]
+) -> Iterator[None]:
+    """Keep Inductor from removing `x + 0`, `x * 1` and the like if they and `x` are results.
+
+    Args:
+        graph: before it is partitioned.
+        zeros: nodes that are filled with 0.
+        ones: nodes that are filled with 1.
+    """
+    memory = _FakeMemory()
+    copies: _Copies = {}
+    for operator_, neutral, commutes in (
+        (_aten.add.Tensor, zeros, True),
+        (_aten.sub.Tensor, zeros, False),
+        (_aten.mul.Tensor, ones, True),
+        (_aten.div.Tensor, ones, False),
+    ):
+        for node in graph.find_nodes(op="call_function", target=operator_):
+            left, right, *_ = node.args
+            source = right if commutes and left in neutral else left
+            if isinstance(source, Node) and (right in neutral or source is right):
+                copies[memory.storage(node)] = node, source
+    with _hiding(_find_copies_of_results(graph, memory, copies) if copies else ()):
+        yield
+
+
+@contextlib.contextmanager
+def _hiding(nodes: Iterable[Node]) -> Iterator[None]:
+    """Change the targets of nodes, so that no pass finds them."""
+    targets = {node: node.target for node in nodes}
     for node in targets:
         node.target = _kept_copy
     try:
@@ -174,8 +209,14 @@ def _find_removable_copies(graph: Graph, memory: _FakeMemory) -> _Copies:
 
 def _find_copies_of_results(graph: Graph, memory: _FakeMemory, copies: _Copies) -> list[Node]:
     taken = {memory.storage(node) for node in graph.find_nodes(op="get_attr")}
+    inputs = graph.find_nodes(op="placeholder")
+    if not any(str(node.target).startswith("tangents") for node in inputs):
+        # A gradient may be the gradient of a result.
+        taken |= {memory.storage(node) for node in inputs}
     kept = []
-    for storage in dict.fromkeys(memory.storage(node) for node in _result_nodes(graph)):
+    results = dict.fromkeys(memory.storage(node) for node in _result_nodes(graph))
+    taken |= {storage for storage in results if storage not in copies}
+    for storage in results:
         root = storage
         is_needed = False
         while root in copies:

@@ -55,6 +55,14 @@ HOOKS = (
         ),
     ),
     Hook(
+        "neutral_operations",
+        "replaced",
+        (f"{_PASSES}.joint_graph.remove_no_ops",),
+        _OWNER,
+        "`x + 0` is replaced by `x`, also if both are results, which then are one tensor.",
+        parameters=("gm", "zeros", "ones"),
+    ),
+    Hook(
         "aliases_of_users",
         "replaced",
         (f"{_PASSES}.post_grad.remove_noop_ops",),
@@ -151,6 +159,7 @@ def install_hooks() -> None:
     dispatchers: dict[str, registry.MakeDispatcher] = {
         "copies_before_writes": _dispatch_reinplace,
         "strides_of_scatters": _dispatch_canonicalize,
+        "neutral_operations": _dispatch_remove_no_ops,
         "aliases_of_users": _dispatch_remove_noop_ops,
         "copied_bases": _dispatch_decompose,
         "sizes_of_replacements": _dispatch_replace_by_example,
@@ -203,6 +212,20 @@ def _dispatch_canonicalize(stock: Callable[..., None]) -> Callable[..., None]:
         graph_strides.keep_strides_of_scatters(graph)
 
     return canonicalize_view_scatter_ops
+
+
+def _dispatch_remove_no_ops(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def remove_no_ops(gm: Any, zeros: Any, ones: Any) -> None:
+        if context.settings() is None:
+            stock(gm, zeros, ones)
+            return
+        from inductor_ext.hooks.upstream_fixes import graph_copies
+
+        with graph_copies.keep_neutral_operations(gm.graph, zeros, ones):
+            stock(gm, zeros, ones)
+
+    return remove_no_ops
 
 
 def _dispatch_remove_noop_ops(stock: Callable[..., None]) -> Callable[..., None]:

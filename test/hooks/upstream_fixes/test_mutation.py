@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -317,6 +318,44 @@ def test_results_of_packages_share_no_memory(results: str, tmp_path: Path) -> No
     for result, reference in zip(actual, expected, strict=True):
         assert torch.equal(result, reference)
         assert result.stride() == reference.stride()
+
+
+class NeutralOperations(torch.nn.Module):
+    """Results that are equal to others or to an input, but have memory of their own."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros, ones, y = torch.zeros_like(x), torch.ones_like(x), x.abs()
+        return y + zeros, y, y * ones + zeros, zeros + (y - zeros) / ones, ones * x, (zeros + x)[1:]
+
+
+class CopyOfCopy(torch.nn.Module):
+    """Returns a copy of a part of a copy of an input that is overwritten."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        copy = x.clone()
+        flip_into(x, copy)
+        return copy[:2].clone(), torch.cat([copy[3:], copy[:1]])
+
+
+@pytest.mark.parametrize("model", [NeutralOperations(), CopyOfCopy()], ids=["neutral", "copies"])
+@pytest.mark.parametrize("packaged", [False, True])
+def test_equal_results_have_memory_of_their_own(
+    model: torch.nn.Module, packaged: bool, tmp_path: Path
+) -> None:
+    x = torch.randn(3, 8)
+    if packaged:
+        program = torch.export.export(model, (x.clone(),))
+        path = str(tmp_path / "model.pt2")
+        inductor_ext.aoti_compile_and_package(program, package_path=path)
+        compiled: Any = torch._inductor.aoti_load_package(path)
+    else:
+        compiled = torch.compile(model, backend="inductor_ext", fullgraph=True)
+    actual_input, expected_input = x.clone(), x.clone()
+    actual, expected = compiled(actual_input), model(expected_input)
+    memory = [tensor.untyped_storage().data_ptr() for tensor in (actual_input, *actual)]
+    assert len(set(memory)) == len(memory)
+    for result, reference in zip((actual_input, *actual), (expected_input, *expected), strict=True):
+        assert torch.equal(result, reference)
 
 
 @pytest.mark.parametrize("training", [False, True])
