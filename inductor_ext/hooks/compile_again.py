@@ -18,6 +18,7 @@ from inductor_ext.hooks import scope
 from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.settings import Settings
 from inductor_ext.templates.records import ProductRecord
+from inductor_ext.toolchain import requirements
 
 WARNING = "kernels_that_do_not_compile"
 """Key of the warning."""
@@ -72,13 +73,11 @@ def compile_graph(
 
 
 def _may_use_kernels(gm: Any, settings: Settings) -> bool:
-    import torch
-
     uses_kernels = settings.gemm_templates or settings.decode_attention
     if not (settings.fallback_to_inductor and uses_kernels):
         return False
-    values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
-    return any(isinstance(value, torch.Tensor) and value.is_cuda for value in values)
+    inputs = gm.graph.find_nodes(op="placeholder")
+    return "cuda" in requirements.device_types(node.meta.get("val") for node in inputs)
 
 
 def _copy_graph(gm: Any) -> Any:

@@ -161,6 +161,7 @@ def install_hooks() -> None:
     """Register the lowerings, and install the dispatchers, once per process."""
     # Importing these modules registers their lowerings.
     from inductor_ext.lowerings import aten, fused  # noqa: F401
+    from inductor_ext.lowerings.graph import decode_attention
     from inductor_ext.lowerings.pointwise import division, erf  # noqa: F401
 
     dispatchers = {
@@ -169,7 +170,7 @@ def install_hooks() -> None:
         "output_strides": _dispatch_output_strides,
         "pad_mm": _dispatch_can_pad,
         "post_grad_passes": _dispatch_post_grad_passes,
-        "accessed_tensors": _dispatch_accesses,
+        "accessed_tensors": decode_attention.remember_accesses,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -259,18 +260,6 @@ def _dispatch_post_grad_passes(stock: Callable[..., None]) -> Callable[..., None
             post_grad_pass.plan_matmuls(gm, settings)
 
     return _recursive_post_grad_passes
-
-
-def _dispatch_accesses(stock: Callable[..., Any]) -> Callable[..., Any]:
-    from inductor_ext.lowerings.graph import decode_attention
-
-    cached = decode_attention.remember_accesses(stock)
-
-    @functools.wraps(stock)
-    def identify(*args: Any, **kwargs: Any) -> Any:
-        return (stock if context.settings() is None else cached)(*args, **kwargs)
-
-    return identify
 
 
 class KernelChoices:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inductor_ext import _compat
+from inductor_ext.hooks import registry
 from inductor_ext.hooks.registry import Hook
 
 _FX = "torch._inductor.compile_fx"
@@ -26,6 +27,7 @@ HOOKS = (
         "The function runs with the options of the C++ wrapper for backward graphs too.",
         parameters=("gm",),
         relies_on=(f"{_FX}.get_cpp_wrapper_config",),
+        until="2.13",
     ),
 )
 
@@ -41,7 +43,7 @@ def use_options(keywords: Mapping[str, Any]) -> contextlib.AbstractContextManage
     if (
         not keywords.get("cpp_wrapper")
         or config.triton.store_cubin
-        or _compat.minor_version(_compat.torch_version()) >= (2, 13)
+        or not registry.is_applicable(HOOKS[0], _compat.torch_version())
     ):
         return contextlib.nullcontext()
     patch: contextlib.AbstractContextManager[Any] = config.patch(

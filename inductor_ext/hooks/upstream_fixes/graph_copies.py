@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from inductor_ext.hooks.upstream_fixes import aliasing, graph_strides, graph_writes, saved_inputs
+from inductor_ext.hooks.upstream_fixes import (
+    aliasing,
+    graph_nodes,
+    graph_strides,
+    graph_writes,
+    saved_inputs,
+)
 from inductor_ext.hooks.upstream_fixes.aliasing import Path, Values
 from inductor_ext.hooks.upstream_fixes.graph_nodes import ResultKinds
 
@@ -209,10 +215,9 @@ def _find_removable_copies(graph: Graph, memory: _FakeMemory) -> _Copies:
 
 def _find_copies_of_results(graph: Graph, memory: _FakeMemory, copies: _Copies) -> list[Node]:
     taken = {memory.storage(node) for node in graph.find_nodes(op="get_attr")}
-    inputs = graph.find_nodes(op="placeholder")
-    if not any(str(node.target).startswith("tangents") for node in inputs):
+    if not graph_nodes.has_tangents(graph):
         # A gradient may be the gradient of a result.
-        taken |= {memory.storage(node) for node in inputs}
+        taken |= _input_storages(graph, memory)
     kept = []
     results = dict.fromkeys(memory.storage(node) for node in _result_nodes(graph))
     taken |= {storage for storage in results if storage not in copies}

@@ -38,13 +38,18 @@ def find_metadata(graph: Graph) -> Any:
 
     tracing = TracingContext.try_get()
     metadata = tracing.fw_metadata if tracing is not None else None
-    placeholders = graph.find_nodes(op="placeholder")
-    if metadata is None or any(str(node.target).startswith("tangents") for node in placeholders):
+    if metadata is None or has_tangents(graph):
         return None
     results = graph.output_node().args[0]
     count = len(results) if isinstance(results, (list, tuple)) else 1
     described = len(metadata.output_info) + metadata.num_intermediate_bases
     return metadata if first_result(metadata) + described <= count else None
+
+
+def has_tangents(graph: Graph) -> bool:
+    """Whether gradients are among the inputs, as in joint and in backward graphs."""
+    inputs = graph.find_nodes(op="placeholder")
+    return any(str(node.target).startswith("tangents") for node in inputs)
 
 
 def first_result(metadata: Any) -> int:

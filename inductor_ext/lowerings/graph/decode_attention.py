@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from inductor_ext import events
+from inductor_ext.hooks import context
 from inductor_ext.lowerings.graph.cleanup import is_pure
 from inductor_ext.lowerings.graph.match_attention import AttentionCall, find_decode_attention
 from inductor_ext.lowerings.records import AttentionRecord
@@ -207,6 +208,8 @@ def remember_accesses(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def identify(kernel: Any, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        if context.settings() is None:
+            return stock(kernel, kwargs, *args)
         from inductor_ext.templates.triton.kernels import decode_attention
 
         # The kernel, with or without launch options.
