@@ -34,6 +34,9 @@ _COMPILER_ERRORS = frozenset(
 )
 """Exceptions of Triton, and of Inductor's compile workers."""
 
+_NO_CONFIGS = "No valid triton configs"
+"""Start of Inductor's message, in a RuntimeError, if no configuration of a kernel can be loaded."""
+
 
 def compile_graph(
     gm: Any,
@@ -109,7 +112,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _find_compiler_error(error: BaseException) -> str | None:
     """Return the compiler's message if a compiler failed."""
     for cause in _chain(error):
-        if type(cause).__name__ in _COMPILER_ERRORS:
+        if type(cause).__name__ in _COMPILER_ERRORS or str(cause).startswith(_NO_CONFIGS):
             lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
             return f"{type(cause).__name__}: {lines[-1] if lines else ''}"[:200]
     return None
