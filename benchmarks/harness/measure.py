@@ -46,19 +46,31 @@ def summarize(values: Sequence[float]) -> Sample:
 def alternate(variants: Mapping[Key, Callable[[], float]], rounds: int) -> dict[Key, list[float]]:
     """Take one measurement of every variant in alternation, `rounds` times.
 
-    Every round starts with the next variant, so that none always follows the same other one.
+    A variant heats the GPU for the next one. Therefore the order of a round is a row of a Williams
+    design: in as many rounds as there are variants (twice as many if their number is odd), every
+    variant follows every other one equally often.
 
     Args:
         variants: by key, a function that takes one measurement and returns the value.
         rounds: the number of measurements of every variant.
     """
     values: dict[Key, list[float]] = {key: [] for key in variants}
-    order = list(variants)
+    keys = list(variants)
     for index in range(rounds):
-        start = index % len(order)
-        for key in order[start:] + order[:start]:
-            values[key].append(variants[key]())
+        for position in _list_row(len(keys), index):
+            values[keys[position]].append(variants[keys[position]]())
     return values
+
+
+def _list_row(count: int, index: int) -> list[int]:
+    """Return a row of the Williams design for `count` treatments.
+
+    Source: E. J. Williams, Experimental designs balanced for the estimation of residual effects of
+    treatments, 1949. The first row is 0, 1, n - 1, 2, n - 2, and so on; the others add the index.
+    """
+    first = [-(step // 2) if step % 2 == 0 else (step + 1) // 2 for step in range(count)]
+    row = [(value + index) % count for value in first]
+    return row[::-1] if count % 2 and index // count % 2 else row
 
 
 def find_peak(changes: Iterable[int]) -> int:

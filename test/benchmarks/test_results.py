@@ -7,11 +7,13 @@ import fnmatch
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import mmap
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -372,7 +374,8 @@ def test_summary_of_measurements() -> None:
     assert measure.summarize([5.0, 1.0, 4.0, 2.0, 3.0]) == pytest.approx((3.0, 2 / 3))
 
 
-def test_variants_alternate_and_rotate() -> None:
+@pytest.mark.parametrize(("names", "rounds"), [("abc", 6), ("abcd", 4), ("abcdef", 6)])
+def test_every_variant_follows_every_other_one_equally_often(names: str, rounds: int) -> None:
     order: list[str] = []
 
     def make_measurement(name: str) -> Callable[[], float]:
@@ -382,9 +385,13 @@ def test_variants_alternate_and_rotate() -> None:
 
         return call
 
-    values = measure.alternate({name: make_measurement(name) for name in "abc"}, 3)
-    assert "".join(order) == "abcbcacab"
-    assert values == {"a": [1.0, 6.0, 8.0], "b": [2.0, 4.0, 9.0], "c": [3.0, 5.0, 7.0]}
+    values = measure.alternate({name: make_measurement(name) for name in names}, rounds)
+    for name in names:
+        assert values[name] == [i + 1.0 for i, other in enumerate(order) if other == name]
+    in_rounds = [order[i : i + len(names)] for i in range(0, len(order), len(names))]
+    assert all(sorted(names) == sorted(one) for one in in_rounds)
+    pairs = Counter(pair for one in in_rounds for pair in itertools.pairwise(one))
+    assert pairs == dict.fromkeys(itertools.permutations(names, 2), rounds // len(names))
 
 
 def test_find_peak() -> None:
