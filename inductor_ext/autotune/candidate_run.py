@@ -8,7 +8,6 @@ each step that could crash the process, so that a parent process can identify th
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -21,6 +20,7 @@ from inductor_ext.autotune.decision import Timing
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.toolchain import compiler_errors
 
 Candidate = tuple[GemmProblem, "Config | None"]
 """A problem and the configuration that computes it; None for Inductor's path."""
@@ -186,7 +186,8 @@ class _Trial:
             raise
         except Exception as error:
             self._check_device(None, error)
-            return self._give_up(f"Inductor (default) cannot be measured: {_describe_error(error)}")
+            why = compiler_errors.describe(error)
+            return self._give_up(f"Inductor (default) cannot be measured: {why}")
         for config, sample in zip(configs, samples, strict=True):
             self.microseconds_by_config[config] = sample.microseconds
         verdict = timing.decide(samples)
@@ -206,7 +207,7 @@ class _Trial:
         candidates = {}
         for config, compiled in by_config.items():
             if isinstance(compiled, Exception):
-                self.failures[config] = f"does not compile: {_describe_error(compiled)}"
+                self.failures[config] = f"does not compile: {compiler_errors.describe(compiled)}"
             elif compiled.key in labels:
                 self.failures[config] = f"generates the same code as {labels[compiled.key]}"
             else:
@@ -247,7 +248,7 @@ class _Trial:
                 self.bench.synchronize()
             except Exception as error:
                 self._check_device(config, error)
-                reason = f"failed: {_describe_error(error)}"
+                reason = f"failed: {compiler_errors.describe(error)}"
             if reason is None:
                 calls[config] = bind(candidate)
             else:
@@ -262,7 +263,7 @@ class _Trial:
             raise exc.TuningFaultError(
                 candidate=config_words(config),
                 problem=problem_words(self.problem),
-                why=_describe_error(error),
+                why=compiler_errors.describe(error),
             ) from error
 
     def _describe_verdict(self, verdict: timing.Verdict) -> str:
@@ -275,14 +276,3 @@ class _Trial:
             return f"{gain:.1%} less time than Inductor (default)"
         difference = f"{gain:.1%} ahead" if gain > 0 else f"{-gain:.1%} behind"
         return f"the best candidate is {difference}; {needed:.1%} ahead is required"
-
-
-def _describe_error(error: BaseException) -> str:
-    """Return an error as one line; compiler errors have many."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # An error from a worker process includes its traceback, with the error in the last line.
-    text = lines[-1] if lines else ""
-    with contextlib.suppress(IndexError):
-        if not lines[0].startswith("An exception occurred in a subprocess"):
-            text = lines[0]
-    return f"{type(error).__name__}: {text}"[:200]

@@ -29,6 +29,7 @@ from inductor_ext.autotune.timing import CudaStopwatch, Stopwatch
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
+from inductor_ext.toolchain import compiler_errors
 
 _OPTIONS: dict[str, Any] = {
     # The decision is forced, and Inductor's path is ATen: no tuning within tuning.
@@ -314,10 +315,8 @@ def load_code(code: str, attributes: dict[str, Any]) -> Compiled | Exception:
     )
 
 
-def _is_broken_pool(error: BaseException | None) -> bool:
-    while error is not None and not isinstance(error, BrokenProcessPool):
-        error = error.__cause__ or error.__context__
-    return error is not None
+def _is_broken_pool(error: BaseException) -> bool:
+    return any(isinstance(e, BrokenProcessPool) for e in compiler_errors.walk_causes(error))
 
 
 def forget_kernels() -> None:

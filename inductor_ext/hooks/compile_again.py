@@ -2,7 +2,8 @@
 
 A kernel that was measured on this machine has compiled. One that is taken without a measurement, or
 by a result of another Triton version, need not compile here. The user gets Inductor's kernels then,
-and one warning. Setting: `fallback_to_inductor`.
+and one warning. The FX graph cache keeps what the second compile returns. Setting:
+`fallback_to_inductor`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,29 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from inductor_ext import events
-from inductor_ext.hooks import scope
+from inductor_ext.hooks import context, registry, scope
+from inductor_ext.hooks.registry import Hook
 from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.settings import Settings
 from inductor_ext.templates.records import ProductRecord
-from inductor_ext.toolchain import requirements
+from inductor_ext.toolchain import compiler_errors, requirements
+
+HOOKS = (
+    Hook(
+        "codegen_and_compile",
+        "replaced",
+        ("torch._inductor.compile_fx.fx_codegen_and_compile",),
+        "hooks.compile_again",
+        "Compiles a graph that is in no cache. A graph with a kernel that does not compile is "
+        "compiled again without the extension's kernels.",
+        parameters=("gm",),
+    ),
+)
 
 WARNING = "kernels_that_do_not_compile"
 """Key of the warning."""
@@ -36,6 +51,22 @@ _COMPILER_ERRORS = frozenset(
 
 _NO_CONFIGS = "No valid triton configs"
 """Start of Inductor's message, in a RuntimeError, if no configuration of a kernel can be loaded."""
+
+
+def install_hooks() -> None:
+    """Install the dispatcher, once per process."""
+    registry.install(HOOKS, {"codegen_and_compile": _dispatch_codegen_and_compile})
+
+
+def _dispatch_codegen_and_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def fx_codegen_and_compile(gm: Any, *args: Any, **kwargs: Any) -> Any:
+        settings, records = context.settings(), context.current().records
+        if settings is None or records is None:
+            return stock(gm, *args, **kwargs)
+        return compile_graph(gm, lambda gm: stock(gm, *args, **kwargs), settings, records)
+
+    return fx_codegen_and_compile
 
 
 def compile_graph(
@@ -57,11 +88,12 @@ def compile_graph(
         What `compile_` returns.
     """
     original = _copy_graph(gm) if _may_use_kernels(gm, settings) else None
+    start = len(records)
     try:
         return compile_(gm)
     except Exception as error:
         reason = _find_compiler_error(error)
-        if original is None or reason is None or not any(map(_is_kernel, records)):
+        if original is None or reason is None or not any(map(_is_kernel, records[start:])):
             raise
     events.warn_once(
         WARNING,
@@ -69,7 +101,7 @@ def compile_graph(
         "without the extension's kernels. Please report this; gemm_templates=False and "
         "decode_attention=False avoid the failed attempt.",
     )
-    records.clear()
+    del records[start:]
     without = dataclasses.replace(settings, gemm_templates=False, decode_attention=False)
     with scope.compile_scope(without):
         return compile_(original)
@@ -103,18 +135,11 @@ def _copy_graph(gm: Any) -> Any:
     return None
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-
-
 def _find_compiler_error(error: BaseException) -> str | None:
     """Return the compiler's message if a compiler failed."""
-    for cause in _chain(error):
+    for cause in compiler_errors.walk_causes(error):
         if type(cause).__name__ in _COMPILER_ERRORS or str(cause).startswith(_NO_CONFIGS):
-            lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-            return f"{type(cause).__name__}: {lines[-1] if lines else ''}"[:200]
+            return compiler_errors.describe(cause)
     return None
 
 

@@ -20,7 +20,6 @@ from inductor_ext import events, exc
 from inductor_ext.cpp_wrapper.hooks import use_exported_ranges
 from inductor_ext.hooks import (
     cache_keys,
-    compile_again,
     context,
     direct_compiles,
     registry,
@@ -171,17 +170,15 @@ def scoped_inner_compile(
         operators = _count_operators(gm)
         start = time.perf_counter()
         with (
-            context.enter(is_aot=kind == "aot"),
+            events.capture(this_thread=True) as records,
+            context.enter(is_aot=kind == "aot", records=records),
             scope.compile_scope(settings),
             cpp_wrapper_options.use_options(kwargs),
-            events.capture(this_thread=True) as records,
         ):
             if kind in ("inference", "forward"):
                 returned_views.view_inputs(gm)
             concat_frozen_weights.concat_frozen_weights(gm, settings)
-            output = compile_again.compile_graph(
-                gm, lambda gm: inner(gm, example_inputs, *args, **kwargs), settings, records
-            )
+            output = inner(gm, example_inputs, *args, **kwargs)
         after = _read_cache_counters(counters)
         state = next((state for state in after if after[state] > before[state]), "off")
         key = getattr(output, "_fx_graph_cache_key", None)

@@ -33,6 +33,8 @@ class CompileContext:
     """Settings requested by the innermost `activate`; None outside of it."""
     compile_: Any = None
     """The `compiled_callables.Compile` that graphs loaded from a cache are linked to."""
+    records: list[Any] | None = None
+    """The `events.Record`s of the compile of one graph so far; the list grows."""
     is_aot: bool = False
     """Whether the graph belongs to an AOT package, whose constants may change after the compile."""
     graph_in_passes: Any = None

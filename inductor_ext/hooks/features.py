@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from inductor_ext.cpp_wrapper import hooks as cpp_wrapper_hooks
-from inductor_ext.hooks import lowering_dispatch, upstream_fixes
+from inductor_ext.hooks import compile_again, lowering_dispatch, upstream_fixes
 from inductor_ext.hooks.registry import Hook
 from inductor_ext.lowerings import hooks as lowerings_hooks
 from inductor_ext.memory import hooks as memory_hooks
@@ -30,5 +30,6 @@ def install_hooks() -> None:
     for feature in FEATURES:
         feature.install_hooks()
     upstream_fixes.install_hooks()
+    compile_again.install_hooks()
     # The features have registered their lowerings.
     lowering_dispatch.install_hooks()

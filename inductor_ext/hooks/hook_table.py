@@ -13,6 +13,7 @@ from pathlib import Path
 
 from inductor_ext.hooks import (
     cache_keys,
+    compile_again,
     compile_fx,
     direct_compiles,
     lowering_dispatch,
@@ -68,6 +69,7 @@ _OTHER_HOOKS = (
 
 HOOKS: tuple[Hook, ...] = (
     *compile_fx.HOOKS,
+    *compile_again.HOOKS,
     *direct_compiles.HOOKS,
     *cache_keys.HOOKS,
     *scope.HOOKS,
