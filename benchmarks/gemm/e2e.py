@@ -10,6 +10,7 @@ trains is called with its backward pass, up to the gradients of its parameters.
 
     python -m benchmarks.gemm.e2e --budget-seconds 520 --json-out DIR --resume FILE
     python -m benchmarks.gemm.e2e --held-out --without-tables --json-out DIR
+    python -m benchmarks.gemm.e2e --held-out --suite held-out-tuned --variants stock stock-max ours
 """
 
 from __future__ import annotations
@@ -391,6 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--without-tables", action="store_true", help="without the shipped tuning tables"
     )
     variants.add_argument(parser)
+    parser.add_argument("--suite", help="name of the results; by default e2e or held-out")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="measurements per variant")
     parser.add_argument(
         "--freezing", action="store_true", help="compile with the weights as constants"
@@ -398,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     start = time.monotonic()
-    suite = "held-out" if options.held_out else "e2e"
+    suite = options.suite or ("held-out" if options.held_out else "e2e")
     header = results.collect_header(suite, results.format_command(), commit=options.commit)
     ledger = resumable.Ledger(header, options.json_out, options.resume)
     make = functools.partial(
