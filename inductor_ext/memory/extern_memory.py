@@ -1,7 +1,7 @@
 """The memory that kernels of torch's libraries allocate themselves, beyond their outputs.
 
 The planner keeps headroom for such a workspace: a known one counts as live bytes at its step, and
-at a step with an unbounded one nothing stays live beyond its use.
+at a step with an unbounded one little stays live beyond its use (`placement_policy`).
 """
 
 from __future__ import annotations

@@ -57,6 +57,12 @@ class LiveRange:
 Plan = Callable[[Sequence[Request]], tuple[Arena, ...]]
 
 
+UNUSED_SHARE = 1 / 8
+"""Share of the peak up to which memory may be live at a step with an unknown workspace, if it is
+not in use there. Without it, the small layers of a convolutional network allocate every buffer
+anew, which costs host time. A workspace of up to 7/8 of the peak still does not raise the peak."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """The result of `decide`."""
@@ -92,8 +98,8 @@ def decide(
         sizes: returns an arena's bytes at the further samples.
         other_memory: by device, further memory that callers may keep live, as one profile of bytes
             per step for each assumption. The lower bound of every assumption is kept.
-        unbounded_steps: steps at which kernels may need an unknown amount of workspace. No storage
-            stays live there beyond its use, so the kernels have as much headroom as without a plan.
+        unbounded_steps: steps at which kernels may need an unknown amount of workspace. Storages
+            stay live there beyond their use only below `UNUSED_SHARE` of the peak.
         force: place every storage that can be placed, regardless of the peak.
         min_size: storages with fewer bytes are not placed, unless `force` is set.
     """
@@ -180,9 +186,10 @@ def _make_headrooms(
         base = device_live_bytes(storages, steps, device, sample)
         for other in other_memory.get(device) or [[0] * steps]:
             profile = [a + b for a, b in zip(base, other, strict=True)]
-            limit = [max(profile, default=0)] * steps
+            peak = max(profile, default=0)
+            limit = [peak] * steps
             for step in unbounded_steps:
-                limit[step] = profile[step]
+                limit[step] = max(profile[step], int(UNUSED_SHARE * peak))
             headrooms[device].append(_Headroom(sample, profile, limit))
     return headrooms
 
