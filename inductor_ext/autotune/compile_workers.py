@@ -14,6 +14,7 @@ warm-up is ignored.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import threading
 from collections.abc import Callable, Iterator
 from unittest import mock
@@ -81,9 +82,29 @@ def warm_up(capability: tuple[int, int]) -> None:
         if pool in _warm:
             return
         _warm[:] = [pool]
+        _enlarge_pipe(pool)
         for _ in range(get_compile_threads()):
             # Each idle worker takes one.
             pool.submit(compile_nothing, 10 * capability[0] + capability[1])
+
+
+_PIPE_BYTES = 1 << 20
+"""Buffer of the pipe to the workers: the most that Linux gives to ordinary users by default."""
+
+
+def _enlarge_pipe(pool: object) -> None:
+    """Let kernels be sent before the workers read them.
+
+    The buffer of a pipe is 64 KiB by default, which about three kernels fill. Further ones would
+    wait for the start of the workers. Without a larger buffer, they do.
+
+    Args:
+        pool: `torch._inductor.compile_worker.subproc_pool.SubprocPool`; others have no pipe.
+    """
+    pipe = getattr(pool, "write_pipe", None)
+    if pipe is not None:
+        with contextlib.suppress(AttributeError, OSError):
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 def compile_nothing(capability: int) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 import pytest
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
 
 from inductor_ext.autotune import compile_workers
 from inductor_ext.toolchain import requirements
@@ -19,6 +22,8 @@ pytest.importorskip("triton")
 
 
 class Pool:
+    write_pipe: IO[bytes] | None = None
+
     def __init__(self) -> None:
         self.submitted: list[tuple[Any, ...]] = []
 
@@ -76,6 +81,22 @@ def test_each_worker_has_one_task() -> None:
         compile_workers.warm_up((9, 0))
         compile_workers.warm_up((9, 0))
     assert pool.submitted == [(compile_workers.compile_nothing, 90)] * 6
+
+
+def test_many_kernels_fit_into_the_pipe_to_the_workers() -> None:
+    """Without a reader, a write of more than the buffer would not return."""
+    reader, writer = os.pipe()
+    pool = Pool()
+    with os.fdopen(reader, "rb"), os.fdopen(writer, "wb") as pool.write_pipe:
+        compile_workers._enlarge_pipe(pool)
+        os.set_blocking(writer, False)
+        assert os.write(writer, bytes(1 << 20)) == 1 << 20
+    compile_workers._enlarge_pipe(Pool())
+
+
+def test_the_pool_of_inductor_has_a_pipe() -> None:
+    """`_enlarge_pipe` has an effect on Inductor's class."""
+    assert "self.write_pipe = " in inspect.getsource(SubprocPool.__init__)
 
 
 def test_daemon_processes_start_no_workers() -> None:
