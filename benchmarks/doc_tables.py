@@ -28,6 +28,7 @@ _COMMANDS = {
     "e2e": "benchmarks.gemm.e2e",
     "e2e-decode": "benchmarks.gemm.e2e",
     "gemm": "benchmarks.gemm.run",
+    "held-out": "benchmarks.gemm.e2e --held-out",
     "memory-gpu": "benchmarks.memory.gpu",
     "memory-peak": "benchmarks.memory.peak",
     "planner": "benchmarks.memory.planner",
@@ -170,6 +171,50 @@ def _make_models() -> str:
         "over the better of both",
         "without CUDA graphs: default / max-autotune / extension",
         "speedup over the better",
+    )
+    return _format_table(head, rows)
+
+
+def _make_held_out() -> str:
+    """Compare the default modes on the models that nothing was tuned for."""
+    table = _index(_read("held-out", _GPUS["H200"]))
+    metrics = ("graphs, default in both", "no graphs, default in both", "peak, default in both")
+    graphs, plain, peak = metrics
+    names = [name for name, metric in table if metric == graphs and ", no tables" not in name]
+
+    def speedup(name: str, metric: str) -> float:
+        row = table[name, metric]
+        assert row["stock"] is not None
+        assert row["ours"] is not None
+        return row["stock"] / row["ours"]
+
+    columns = [(metric, suffix) for metric in (graphs, plain) for suffix in ("", ", no tables")]
+    rows = []
+    for name in sorted(names):
+        times, memory = table[name, graphs], table[name, peak]
+        rows.append(
+            (
+                name,
+                _format_cell(times["stock"]),
+                _format_cell(times["ours"]),
+                *(_format_ratio(speedup(name + suffix, metric)) for metric, suffix in columns),
+                " / ".join(_format_cell(memory[key]) for key in ("eager", "stock", "ours")),
+            )
+        )
+    means = [
+        _format_ratio(statistics.geometric_mean(speedup(name + suffix, metric) for name in names))
+        for metric, suffix in columns
+    ]
+    rows.append(("geometric mean", "", "", *means, ""))
+    head = (
+        "model",
+        "Inductor",
+        "extension",
+        "speedup",
+        "without tuning tables",
+        "without CUDA graphs",
+        "without both",
+        "peak MiB: eager / Inductor / extension",
     )
     return _format_table(head, rows)
 
@@ -333,6 +378,8 @@ def _make_packages() -> str:
 
 
 _TABLES: Mapping[str, Callable[[], str]] = {
+    "default sources": lambda: _make_sources(("held-out", _GPUS["H200"])),
+    "default": _make_held_out,
     "matmul sources": lambda: _make_sources(
         *(("gemm", hardware) for hardware in _GPUS.values()),
         ("e2e", _GPUS["H200"]),

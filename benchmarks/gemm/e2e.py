@@ -10,7 +10,7 @@ trains is called with its backward pass, up to the gradients of its parameters.
 
     python -m benchmarks.gemm.e2e --budget-seconds 520 --json-out DIR --resume FILE
     python -m benchmarks.gemm.e2e --held-out --without-tables --json-out DIR
-    python -m benchmarks.gemm.e2e --held-out --suite held-out-tuned --variants stock stock-max ours
+    python -m benchmarks.gemm.e2e --held-out --suite held-out-tuned --json-out DIR
 """
 
 from __future__ import annotations

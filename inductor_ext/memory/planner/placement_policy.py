@@ -60,7 +60,7 @@ Plan = Callable[[Sequence[Request]], tuple[Arena, ...]]
 UNUSED_SHARE = 1 / 8
 """Share of the peak up to which memory may be live at a step with an unknown workspace, if it is
 not in use there. Without it, the small layers of a convolutional network allocate every buffer
-anew, which costs host time. A workspace of up to 7/8 of the peak still does not raise the peak."""
+again, which costs host time. A workspace of up to 7/8 of the peak still does not raise the peak."""
 
 
 @dataclasses.dataclass(frozen=True)
