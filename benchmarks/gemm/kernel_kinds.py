@@ -1,7 +1,7 @@
 """What the GPU time of a model's call goes to: matmuls, attention, norms, copies and the rest.
 
-Each of the held-out models is compiled by Inductor (default) and by the extension, without CUDA
-graphs, and called under torch's profiler. The times of its kernels are summed by kind; a kernel's
+Each of the held-out models is compiled by Inductor and by the extension, in default mode or with
+`--max-autotune`, without CUDA graphs, and called under torch's profiler. The times of its kernels are summed by kind; a kernel's
 name tells its kind. The note of a row names the kernels that take longest, with their microseconds
 per call.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,9 @@ from benchmarks.gemm.held_out import HELD_OUT
 from benchmarks.harness import gpu_lock, results, resumable, variants
 
 __all__ = ["KINDS", "find_kind", "main", "sum_by_kind"]
+
+SUFFIX = ", max-autotune"
+"""Added to the names of models that are compiled with `max_autotune`."""
 
 CALLS = 5
 """Calls under the profiler."""
@@ -104,14 +108,20 @@ def _shorten(kernel: str) -> str:
 
 
 class _Profiler:
-    """Profiles one model after the other."""
+    """Profiles one model after the other.
 
-    def __init__(self, seconds: bool = False) -> None:
-        # The times of compiles are not measured.
+    Args:
+        max_autotune: whether to compile with `max_autotune`.
+        seconds: unused; the times of compiles are not measured.
+    """
+
+    def __init__(self, max_autotune: bool, seconds: bool = False) -> None:
+        names = ("stock-max", "ours") if max_autotune else ("stock", "ours-default")
         self.variants = {
-            "stock": variants.VARIANTS["stock"],
-            "ours": variants.VARIANTS["ours-default"],
+            title: variants.VARIANTS[name]
+            for title, name in zip(("stock", "ours"), names, strict=True)
         }
+        self.suffix = SUFFIX * max_autotune
         variants.start_workers([*self.variants.values()], "cuda")
 
     def __call__(self, name: str) -> resumable.CaseResult:
@@ -134,10 +144,9 @@ class _Profiler:
                     times[title] = profile(call)
         torch._dynamo.reset()
         torch.cuda.empty_cache()
-        rows = make_rows(name, times)
-        return resumable.CaseResult(
-            rows, "\n".join([name, *map(_format_row, rows)]), not all(times.values())
-        )
+        rows = make_rows(name + self.suffix, times)
+        lines = "\n".join([name + self.suffix, *map(_format_row, rows)])
+        return resumable.CaseResult(rows, lines, not all(times.values()))
 
 
 def _format_row(row: results.Row) -> str:
@@ -151,14 +160,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--models", nargs="+", choices=list(HELD_OUT), metavar="NAME", help="by default all"
     )
+    parser.add_argument("--max-autotune", action="store_true", help="compile with max_autotune")
     resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     header = results.collect_header("kernel-kinds", results.format_command(), commit=options.commit)
     ledger = resumable.Ledger(header, options.json_out, options.resume)
-    todo = [name for name in options.models or HELD_OUT if name not in ledger.cases]
-    _, failed = ledger.add_all(
-        gpu_lock.run(todo, _Profiler, options.processes, options.budget_seconds)
-    )
+    suffix = SUFFIX * options.max_autotune
+    todo = [name for name in options.models or HELD_OUT if name + suffix not in ledger.cases]
+    make = functools.partial(_Profiler, options.max_autotune)
+    _, failed = ledger.add_all(gpu_lock.run(todo, make, options.processes, options.budget_seconds))
     return 1 if failed else 0
 
 
