@@ -1,9 +1,9 @@
 """What the GPU time of a model's call goes to: matmuls, attention, norms, copies and the rest.
 
 Each of the held-out models is compiled by Inductor and by the extension, in default mode or with
-`--max-autotune`, without CUDA graphs, and called under torch's profiler. The times of its kernels are summed by kind; a kernel's
-name tells its kind. The note of a row names the kernels that take longest, with their microseconds
-per call.
+`--max-autotune`, without CUDA graphs, and called under torch's profiler. The times of its kernels
+are summed by kind; a kernel's name tells its kind. The note of a row names the kernels that take
+longest, with their microseconds per call.
 
     python -m benchmarks.gemm.kernel_kinds --processes 8 --budget-seconds 520 --json-out DIR
 """
