@@ -95,8 +95,8 @@ _PIPE_BYTES = 1 << 20
 def _enlarge_pipe(pool: object) -> None:
     """Let kernels be sent before the workers read them.
 
-    The buffer of a pipe is 64 KiB by default, which about three kernels fill. Further ones would
-    wait for the start of the workers. Without a larger buffer, they do.
+    The buffer of a pipe is 64 KiB by default, which about three kernels fill. If it cannot be
+    enlarged, further kernels wait for the start of the workers.
 
     Args:
         pool: `torch._inductor.compile_worker.subproc_pool.SubprocPool`; others have no pipe.

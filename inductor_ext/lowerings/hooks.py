@@ -131,6 +131,21 @@ HOOKS = (
         "Removes kernels that were compiled for candidates from the process.",
     ),
     Hook(
+        "compile_workers",
+        "changed",
+        ("torch._inductor.async_compile.AsyncCompile.use_process_pool",),
+        "autotune.compile_workers",
+        "While candidates are generated, the kernels of this thread are sent to compile workers "
+        "that are still starting. The pipe to them takes more kernels than by default.",
+        relies_on=(
+            "torch._inductor.async_compile.maybe_warm_pool",
+            "torch._inductor.async_compile.AsyncCompile._ready_future",
+            "torch._inductor.async_compile.AsyncCompile.wait_pool_ready",
+            "torch._inductor.async_compile.AsyncCompile.process_pool",
+            "torch._inductor.compile_worker.subproc_pool.SubprocPool.write_pipe",
+        ),
+    ),
+    Hook(
         "compile_counters",
         "changed",
         ("torch._dynamo.utils.counters",),
