@@ -1,21 +1,28 @@
-"""Compile time of eight small models with `backend="inductor_ext"`, in two checkouts.
+"""Compile time of eight small models with and without the fixes of Inductor bugs.
 
-The models are compiled on the CPU, without Inductor's caches and in one thread, in child processes
-of this checkout and of another one (`--baseline`, a folder with an earlier version), as
-`harness.checkouts` describes. The figures are CPU seconds of the process and of the C++ compilers
-that it runs, which depend less on what else the machine does than elapsed time does.
+The models are compiled on the CPU with `backend="inductor_ext"`, in one process and thread, with
+and without `hooks.upstream_fixes` in alternation and with an empty cache folder each time. The
+figures are CPU seconds of the process and of the C++ compilers that it runs, which depend less on
+what else the machine does than elapsed time does.
 
-    python -m benchmarks.compile_time --baseline FOLDER [--rounds N] [--json-out DIR]
+    python -m benchmarks.compile_time [--rounds N] [--models NAME ...] [--json-out DIR]
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import gc
+import inspect
 import os
+import statistics
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from benchmarks.harness import measure, results
 
 if TYPE_CHECKING:
     import torch
@@ -158,35 +165,122 @@ MODELS: dict[str, Callable[[], _Call]] = {
 """Functions that return the call that compiles a model."""
 
 
-def measure() -> dict[str, float]:
-    """Return the CPU seconds that the first call of each model takes."""
-    # Kernels are compiled one after another, in processes that have ended when they are counted.
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    import torch
+class Fixes:
+    """The fixes of Inductor bugs, which can be switched off after their hooks are installed.
 
-    # The imports and hooks of a first compile are not part of the figures.
-    torch.compile(lambda x: x + 1, backend="inductor_ext")(torch.ones(3))
-    figures = {}
-    for name, make_call in MODELS.items():
-        torch.compiler.reset()
-        call = make_call()
+    The hooks of the fixes are installed after all others, so that their targets can be restored.
+    """
+
+    def __init__(self) -> None:
+        from torch._inductor import lowering
+
+        from inductor_ext.hooks import lowering_dispatch, scope, upstream_fixes
+
+        with mock.patch.object(upstream_fixes, "install_hooks"):
+            scope.install_hooks()
+        targets, lowerings = self._read_targets(), dict(lowering.lowerings)
+        upstream_fixes.install_hooks()
+        lowering_dispatch.install_hooks()
+        self._targets = [
+            (owner, name, function)
+            for (owner, name, function), new in zip(targets, self._read_targets(), strict=True)
+            if function is not new[-1]
+        ]
+        self._lowerings = {
+            operator: function
+            for operator, function in lowerings.items()
+            if function is not lowering.lowerings[operator]
+        }
+
+    @staticmethod
+    def _read_targets() -> list[tuple[Any, str, Any]]:
+        """Return the owner, the name and the function of every target that a fix replaces."""
+        from inductor_ext.hooks import registry, upstream_fixes
+
+        places = {
+            place: None
+            for hook in upstream_fixes.HOOKS
+            if hook.kind == "replaced" and (place := registry.find_owner(hook))
+        }
+        return [(owner, name, inspect.getattr_static(owner, name)) for owner, name in places]
+
+    def without(self) -> AbstractContextManager[object]:
+        """Return a context in which graphs are compiled without the fixes."""
+        from torch._inductor import lowering
+
+        from inductor_ext.hooks import upstream_fixes
+        from inductor_ext.hooks.upstream_fixes import returned_views
+
+        stack = ExitStack()
+        # Every compile installs hooks that are missing.
+        stack.enter_context(mock.patch.object(upstream_fixes, "install_hooks"))
+        for owner, name, function in self._targets:
+            stack.enter_context(mock.patch.object(owner, name, function))
+        stack.enter_context(mock.patch.dict(lowering.lowerings, self._lowerings))
+        # The fixes that `hooks.compile_fx` calls.
+        stack.enter_context(mock.patch.object(returned_views, "view_inputs"))
+        return stack
+
+
+def measure_compile(make_call: Callable[[], _Call]) -> float:
+    """Return the CPU seconds of the first call of a newly compiled model."""
+    import torch
+    from torch._inductor.utils import fresh_cache
+
+    torch.compiler.reset()
+    call = make_call()
+    gc.collect()
+    with fresh_cache():
         before = sum(os.times()[:4])
         call()
-        figures[name] = sum(os.times()[:4]) - before
-    return figures
+        return sum(os.times()[:4]) - before
+
+
+def compare(fixes: Fixes, name: str, rounds: int) -> results.Row:
+    """Return a row: the compile time with the fixes, and its ratio to that without them."""
+
+    def with_fixes() -> float:
+        return measure_compile(MODELS[name])
+
+    def without_fixes() -> float:
+        with fixes.without():
+            return measure_compile(MODELS[name])
+
+    with_fixes(), without_fixes()  # imports, and what is compiled once per process
+    times = measure.alternate({"with": with_fixes, "without": without_fixes}, rounds)
+    ratios = [a / b for a, b in zip(times["with"], times["without"], strict=True)]
+    ratio = statistics.median(times["with"]) / statistics.median(times["without"])
+    note = f"without: {statistics.median(times['without']):.3f} s; ratio {ratio:.3f}"
+    spread = measure.summarize(ratios).spread
+    ours = statistics.median(times["with"])
+    return results.make_row(
+        "small models on the CPU", name, "s", ours=ours, spread=spread, note=note
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and store the results; the exit code is 0."""
-    argv = sys.argv[1:] if argv is None else argv
-    if argv == ["--child"]:
-        print(json.dumps(measure()))
-        return 0
-    from benchmarks.harness import checkouts
-
-    units = dict.fromkeys(MODELS, "s")
-    comparison = checkouts.Comparison("compile-time", "small models on the CPU", units, 4)
-    return checkouts.main(comparison, Path(__file__), __doc__, argv)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=12, help="2 or more")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--json-out", type=Path, metavar="DIR")
+    args = parser.parse_args(argv)
+    if args.rounds < 2:
+        parser.error(f"--rounds is {args.rounds}, but a spread needs 2 or more")
+    # Kernels are compiled one after another, in processes that have ended when they are counted.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    fixes = Fixes()
+    rows = []
+    for name in args.models:
+        rows.append(compare(fixes, name, args.rounds))
+        print(f"{name:28} {rows[-1]['ours']:7.3f} s, {rows[-1]['note']}", flush=True)
+    if args.json_out is not None:
+        command = results.format_command()
+        header = results.collect_header("compile-time", command, results.name_hardware("cpu"))
+        print(results.write(args.json_out, {**header, "rows": rows}))
+    return 0
 
 
 if __name__ == "__main__":

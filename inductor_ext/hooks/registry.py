@@ -140,7 +140,7 @@ def replace(hook: Hook, make: MakeDispatcher) -> None:
         exc.HookError: the target is missing or lacks a parameter.
     """
     with _lock:
-        place = _find_owner(hook)
+        place = find_owner(hook)
         if place is None:
             raise _make_error(hook, f"{' or '.join(hook.targets)} does not exist")
         owner, attribute = place
@@ -168,10 +168,10 @@ def _is_installed(hook: Hook, function: Any) -> bool:
 
 def has_target(hook: Hook) -> bool:
     """Whether the installed torch has a target of a hook."""
-    return _find_owner(hook) is not None
+    return find_owner(hook) is not None
 
 
-def _find_owner(hook: Hook) -> tuple[Any, str] | None:
+def find_owner(hook: Hook) -> tuple[Any, str] | None:
     """Return the object that holds a target of the hook, and the attribute's name."""
     for target in hook.targets:
         path, _, attribute = target.rpartition(".")
