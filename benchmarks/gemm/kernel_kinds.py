@@ -2,8 +2,8 @@
 
 Each of the held-out models is compiled by Inductor and by the extension, in default mode or with
 `--max-autotune`, without CUDA graphs, and called under torch's profiler. The times of its kernels
-are summed by kind; a kernel's name tells its kind. The note of a row names the kernels that take
-longest, with their microseconds per call.
+are summed by kind; a kernel's name tells its kind. The note of a row names the kernels of both that
+take longest, with their microseconds per call.
 
     python -m benchmarks.gemm.kernel_kinds --processes 8 --budget-seconds 520 --json-out DIR
 """
@@ -36,7 +36,8 @@ KINDS: Mapping[str, str] = {
     # First, because the names of Inductor's kernels list operators, such as convolution.
     "Triton, reduction": r"^triton_(red|per)_",
     "Triton, pointwise": r"^triton_(poi|for)_",
-    "attention": r"fmha|flash|attention|sdpa",
+    # The last two are the extension's decode attention.
+    "attention": r"fmha|flash|attention|sdpa|^(attend|combine)(_|$)",
     "convolution": r"conv|fprop|wgrad|dgrad",
     "matmul": r"gemm|gemv|nvjet|cutlass|splitk|xmma|cublas|_mm_|^triton_tem_",
     "copy or fill": r"memcpy|memset",
@@ -87,19 +88,18 @@ def make_rows(model: str, times: Mapping[str, Mapping[str, float]]) -> list[resu
     for kind in (*KINDS, "other"):
         values: dict[str, float | None] = {name: found.get(kind) for name, found in sums.items()}
         if any(values.values()):
-            row = variants.make_row(
-                model, kind, "us", values, "stock", note=_name_longest(times["stock"], kind)
-            )
-            rows.append(row)
+            names = {name: _name_longest(kernels, kind) for name, kernels in times.items()}
+            note = f"Inductor: {names['stock']}. The extension: {names['ours']}"
+            rows.append(variants.make_row(model, kind, "us", values, "stock", note=note))
     totals: dict[str, float | None] = {name: sum(found.values()) for name, found in sums.items()}
     rows.append(variants.make_row(model, "all kernels", "us", totals, "stock"))
     return rows
 
 
-def _name_longest(kernels: Mapping[str, float], kind: str, count: int = 3) -> str | None:
+def _name_longest(kernels: Mapping[str, float], kind: str, count: int = 3) -> str:
     found = [(time, name) for name, time in kernels.items() if find_kind(name) == kind]
     longest = sorted(found, reverse=True)[:count]
-    return "; ".join(f"{_shorten(name)} {time:.1f}" for time, name in longest) or None
+    return "; ".join(f"{_shorten(name)} {time:.1f}" for time, name in longest) or "none"
 
 
 def _shorten(kernel: str) -> str:

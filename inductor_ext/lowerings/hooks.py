@@ -177,7 +177,7 @@ def install_hooks() -> None:
     # Importing these modules registers their lowerings.
     from inductor_ext.lowerings import aten, fused  # noqa: F401
     from inductor_ext.lowerings.graph import decode_attention
-    from inductor_ext.lowerings.pointwise import division, erf  # noqa: F401
+    from inductor_ext.lowerings.pointwise import division, erf, tanh  # noqa: F401
 
     dispatchers = {
         "pre_grad_passes": _dispatch_pre_grad_passes,

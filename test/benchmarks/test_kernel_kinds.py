@@ -14,6 +14,8 @@ _NAMES = {
     "void cublasLt::splitKreduce_kernel<32, 16, int>": "matmul",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7": "attention",
     "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>": "attention",
+    "attend": "attention",
+    "combine": "attention",
     "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc": "convolution",
     "Memcpy DtoD (Device -> Device)": "copy or fill",
     "void at::native::sbtopk::gatherTopK<float>": "other",
@@ -29,7 +31,11 @@ def test_rows_sum_each_kind_and_name_the_longest() -> None:
     rows = kernel_kinds.make_rows("m", {"stock": stock, "ours": {"nvjet_b": 4.0}})
     values = {row["metric"]: (row["stock"], row["ours"], row["note"]) for row in rows}
     assert values == {
-        "matmul": (8.0, 4.0, "nvjet_b 5.0; nvjet_a 3.0"),
-        "Triton, pointwise": (2.0, None, "triton_poi_fused_add_0 2.0"),
+        "matmul": (8.0, 4.0, "Inductor: nvjet_b 5.0; nvjet_a 3.0. The extension: nvjet_b 4.0"),
+        "Triton, pointwise": (
+            2.0,
+            None,
+            "Inductor: triton_poi_fused_add_0 2.0. The extension: none",
+        ),
         "all kernels": (10.0, 4.0, None),
     }

@@ -573,15 +573,19 @@ def test_gradients_through_copies_equal_float64() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])
-def test_erf_is_as_near_as_cuda_s_own(options: dict[str, Any]) -> None:
-    x = torch.cat((torch.linspace(-6, 6, 1_000_001), torch.logspace(-37, 1, 100_001))).cuda()
-    result = torch.compile(torch.erf, backend="inductor_ext", options=options)(x)
-    size = torch.erf(x.double()).abs()
-    unit = torch.nextafter(size.float(), size.new_tensor(2, dtype=torch.float32)) - size.float()
-    # Two ulp of the formulas, and the error of MUFU.EX2.
-    assert ((result.double() - torch.erf(x.double())).abs() / unit.double()).max() < 2.5
-    ends = torch.tensor([0.0, -0.0, 10.0, -1e30, float("inf"), float("-inf")], device="cuda")
-    result = torch.compile(torch.erf, backend="inductor_ext", options=options)(ends)
-    torch.testing.assert_close(result, torch.erf(ends), rtol=0, atol=0)
+@pytest.mark.parametrize("function", [torch.erf, torch.tanh])
+def test_inline_ptx_is_as_near_as_cuda_s_own(
+    function: Callable[[torch.Tensor], torch.Tensor], options: dict[str, Any]
+) -> None:
+    x = torch.cat((torch.linspace(-12, 12, 1_000_001), torch.logspace(-37, 1, 100_001))).cuda()
+    result = torch.compile(function, backend="inductor_ext", options=options)(x)
+    exact = function(x.double())
+    size = exact.abs().float()
+    unit = torch.nextafter(size, size.new_tensor(2)) - size
+    # Two ulp of the formulas, and the errors of MUFU.EX2 and MUFU.RCP.
+    assert ((result.double() - exact).abs() / unit.double()).max() < 2.5
+    ends = torch.tensor([0.0, -0.0, 12.0, -1e30, float("inf"), float("-inf")], device="cuda")
+    result = torch.compile(function, backend="inductor_ext", options=options)(ends)
+    torch.testing.assert_close(result, function(ends), rtol=0, atol=0)
     nan = torch.full((3,), float("nan"), device="cuda")
-    assert torch.compile(torch.erf, backend="inductor_ext", options=options)(nan).isnan().all()
+    assert torch.compile(function, backend="inductor_ext", options=options)(nan).isnan().all()

@@ -38,13 +38,13 @@ def interpretable() -> Iterator[None]:
     """Inside, lowered code has no GPU instructions that the interpreter lacks."""
     from torch._inductor.virtualized import ops
 
-    from inductor_ext.lowerings.pointwise import erf
+    from inductor_ext.lowerings.pointwise.inline_ptx import PtxFunction
     from inductor_ext.templates.triton.kernels import dequantize
 
     plain = dequantize.constants
     with (
         mock.patch.object(dequantize, "constants", lambda p: {**plain(p), "BITS": False}),
-        mock.patch.object(erf, "compute_erf", lambda _, x: ops.erf(x)),
+        mock.patch.object(PtxFunction, "compute", lambda self, _, x: getattr(ops, self.name)(x)),
     ):
         yield
 

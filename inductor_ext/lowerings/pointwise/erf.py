@@ -13,28 +13,18 @@ q and p are minimax fits: q of erf(x) / x - 1 on [0, 1], minimizing its relative
 log2(erfc(t)) / t on [1, 4], minimizing the relative error of erf. Beyond 4, erf rounds to 1; p's
 leading coefficient is negative, so the power of two stays 0 there. Evaluated with FMAs, the error
 is below 2 ulp, which is the bound that CUDA documents for its own erf. `ex2.approx` adds a little:
-the test `test_erf_is_as_near_as_cuda_s_own` allows 2.5 ulp.
-
-The instructions are inline assembly (`PTX`) rather than ops, because LLVM would otherwise optimize
-them for each of the 128 elements per thread of a GEMM tile: a kernel with GELU on a 128 x 256 tile
-compiles in half the time.
+the test `test_inline_ptx_is_as_near_as_cuda_s_own` allows 2.5 ulp.
 """
 
 from __future__ import annotations
 
-import functools
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor_config
-from torch._inductor.virtualized import ops
 
-from inductor_ext import numerics
 from inductor_ext.lowerings import register_lowering
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from inductor_ext.lowerings.pointwise import inline_ptx
 
 BORDER = 1.0
 """Smallest |x| for which the second formula is used."""
@@ -65,57 +55,23 @@ def _instructions() -> Iterator[str]:
     yield ".reg .pred within"
     yield "abs.f32 size, $1"
     yield "mul.f32 square, $1, $1"
-    yield from _polynomial("inner", INNER, "square")
+    yield from inline_ptx.evaluate_polynomial("inner", INNER, "square")
     yield "fma.rn.f32 inner, inner, $1, $1"
-    yield from _polynomial("outer", OUTER, "size")
+    yield from inline_ptx.evaluate_polynomial("outer", OUTER, "size")
     yield "mul.f32 outer, outer, size"
     # libdevice's exp2 takes three more instructions to handle results below 2^-126. Flushing them
     # to 0 is exact here, as 1 minus such a result rounds to 1.
     yield "ex2.approx.ftz.f32 outer, outer"
-    yield f"sub.f32 outer, {_constant(1.0)}, outer"
+    yield f"sub.f32 outer, {inline_ptx.constant(1.0)}, outer"
     yield "copysign.f32 outer, $1, outer"
-    yield f"setp.lt.f32 within, size, {_constant(BORDER)}"
+    yield f"setp.lt.f32 within, size, {inline_ptx.constant(BORDER)}"
     yield "selp.f32 $0, inner, outer, within"
 
 
-def _polynomial(name: str, coefficients: Sequence[float], x: str) -> Iterator[str]:
-    """Yield the instructions that evaluate a polynomial of `x` by Horner's method."""
-    yield f"mov.f32 {name}, {_constant(coefficients[-1])}"
-    for coefficient in reversed(coefficients[:-1]):
-        yield f"fma.rn.f32 {name}, {name}, {x}, {_constant(coefficient)}"
-
-
-def _constant(value: float) -> str:
-    """Return the PTX literal of a float32."""
-    return f"0f{struct.unpack('>I', struct.pack('>f', value))[0]:08X}"
-
-
-PTX = f"{{ {'; '.join(_instructions())}; }}"
-"""Inline assembly that computes $0 = erf($1)."""
+FUNCTION = inline_ptx.PtxFunction("erf", inline_ptx.assemble(_instructions()))
 
 
 @register_lowering(torch.ops.aten.erf.default)
 def erf(stock: Callable[..., Any], x: Any) -> Any:
-    """Lower erf of floats of up to 32 bits in Triton kernels on NVIDIA GPUs.
-
-    Everything else uses Inductor's lowering, as do compiles that require bitwise equality with
-    CUDA's math library (`numerics.uses_cuda_math`).
-    """
-    by_triton = x.get_device().type == "cuda" and inductor_config.cuda_backend == "triton"
-    if x.get_dtype() not in _DTYPES or not by_triton or torch.version.hip:
-        return stock(x)
-    if numerics.uses_cuda_math():
-        return stock(x)
-    from torch._inductor.lowering import make_pointwise
-
-    return make_pointwise(functools.partial(compute_erf, x.get_dtype()))(x)
-
-
-def compute_erf(dtype: torch.dtype, x: Any) -> Any:
-    """Compute erf in float32; Inductor keeps float32 values unrounded until the store."""
-    if dtype != torch.float32:
-        x = ops.to_dtype(x, torch.float32, src_dtype=dtype)
-    result = ops.inline_asm_elementwise(x, asm=PTX, constraints="=f,f", dtype=torch.float32)
-    return (
-        result if dtype == torch.float32 else ops.to_dtype(result, dtype, src_dtype=torch.float32)
-    )
+    """Lower erf; see `PtxFunction.lower`."""
+    return FUNCTION.lower(stock, x)
