@@ -25,6 +25,7 @@ MODULES = (
     "memory.peak",
     "memory.planner",
     "memory.reorder",
+    "memory.steps",
     "memory.wrapper",
     "overhead",
 )
