@@ -297,13 +297,18 @@ def begins_elsewhere(node: Node, other: Node) -> bool:
 
 
 def _has_layout(node: Node, layout: tuple[Any, ...]) -> bool:
-    actual = _layout(node.meta["val"])
-    return [_hint(size) for size in actual] == [_hint(size) for size in layout]
+    *strides, offset = layout
+    *_, actual_offset = _layout(node.meta["val"])
+    return _has_strides(node, strides) and _hint(actual_offset) == _hint(offset)
 
 
-def _has_strides(node: Node, strides: tuple[Any, ...]) -> bool:
-    actual = node.meta["val"].stride()
-    return [_hint(stride) for stride in actual] == [_hint(stride) for stride in strides]
+def _has_strides(node: Node, strides: Sequence[Any]) -> bool:
+    """Whether a node has these strides, apart from dimensions of size 1, where they do not count."""
+    value = node.meta["val"]
+    return all(
+        _hint(actual) == _hint(stride) or (isinstance(size, int) and size == 1)
+        for size, actual, stride in zip(value.shape, value.stride(), strides, strict=True)
+    )
 
 
 def _hint(size: int | torch.SymInt) -> Any:

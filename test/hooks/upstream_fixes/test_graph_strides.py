@@ -141,3 +141,19 @@ def test_as_strided_of_a_new_value_is_refused() -> None:
     torch.testing.assert_close(compiled(x.clone()), model(x.clone()))
     untouched = torch.compile(lambda x: x.as_strided((3,), (9,), 1) * 1, backend="inductor_ext")
     assert torch.equal(untouched(_with_gaps(4)), torch.tensor([1.0, 10.0, 19.0]))
+
+
+def test_strides_of_single_elements_do_not_count() -> None:
+    """Statistics that a convolution's layout gives other strides: (128, 1, 128, 128), not 1, 1."""
+    model = torch.nn.Sequential(
+        torch.nn.GroupNorm(128, 128),
+        torch.nn.GELU(),
+        torch.nn.Conv1d(128, 128, 3, stride=2, bias=False),
+    )
+    x = torch.randn(4, 128, 90, requires_grad=True)
+    gradients = []
+    for function in (model, torch.compile(model, backend="inductor_ext")):
+        model.zero_grad()
+        function(x).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-3)
