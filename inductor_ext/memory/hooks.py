@@ -79,6 +79,15 @@ HOOKS = (
         ),
     ),
     Hook(
+        "saved_inputs",
+        "replaced",
+        ("torch._inductor.graph.GraphLowering.find_nodes_prefer_channels_last",),
+        "memory.hooks",
+        "A forward graph saves copies in channels_last of the weights and images that convolutions "
+        "read, instead of the weights and images, so that both exist until the backward graph has "
+        "used them.",
+    ),
+    Hook(
         "kept_buffers",
         "changed",
         ("torch._inductor.graph.GraphLowering.never_reuse_buffers",),
@@ -97,6 +106,7 @@ def install_hooks() -> None:
         "kernel_order": _dispatch_kernel_order,
         "memory_planning": _dispatch_memory_planning,
         "compiled_graph": _dispatch_compiled_graph,
+        "saved_inputs": _dispatch_channels_last,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -142,3 +152,16 @@ def _dispatch_compiled_graph(stock: Callable[..., None]) -> Callable[..., None]:
             compiled_callables.note_graph(self._fx_graph_cache_key)
 
     return post_compile
+
+
+def _dispatch_channels_last(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def find_nodes_prefer_channels_last(self: Any) -> Any:
+        nodes = stock(self)
+        if context.settings() is None:
+            return nodes
+        # A convolution copies such an input for itself, and the copy is freed after it.
+        saved = set(self.module.graph.output_node().all_input_nodes)
+        return type(nodes)(node for node in nodes if node.op != "placeholder" or node not in saved)
+
+    return find_nodes_prefer_channels_last
