@@ -303,7 +303,7 @@ def _has_layout(node: Node, layout: tuple[Any, ...]) -> bool:
 
 
 def _has_strides(node: Node, strides: Sequence[Any]) -> bool:
-    """Whether a node has these strides, apart from dimensions of size 1, where they do not count."""
+    """Whether a node has these strides; those of dimensions of size 1 do not count."""
     value = node.meta["val"]
     return all(
         _hint(actual) == _hint(stride) or (isinstance(size, int) and size == 1)
