@@ -6,7 +6,7 @@ gradients accumulate, autocast to bfloat16, checkpoints of activations. Peaks ar
 level before the step, that is above weights, inputs and optimizer state: on a CPU by the events of
 torch's allocator, with sizes rounded up to 64 bytes, on a GPU by the caching allocator's own
 maximum. Allocator calls are all of the step, those of kernels and of the optimizer included. Times
-are wall time, with the variants in alternation.
+are wall time, with the variants in alternation; `--rounds 0` leaves them out.
 
     python -m benchmarks.memory.steps [--models NAME ...] [--kinds KIND ...] [--device cuda]
         [--scale large] [--json-out DIR]
@@ -199,7 +199,7 @@ class _Bench:
             except Exception as error:
                 failures.append(f"  {name}: {type(error).__name__}: {str(error)[:300]}")
         timers = {name: lambda step=step: _time(step, self.device) for name, step in steps.items()}
-        seconds = measure.alternate(timers, self.rounds)
+        seconds = measure.alternate(timers, self.rounds) if self.rounds else {}
         rows = make_rows(f"{model}, {kind}", footprints, seconds)
         return resumable.CaseResult(rows, _format(rows, failures), bool(failures))
 
