@@ -31,6 +31,7 @@ _COMMANDS = {
     "held-out": "benchmarks.gemm.e2e --held-out --variants eager stock ours-default",
     "memory-gpu": "benchmarks.memory.gpu",
     "memory-peak": "benchmarks.memory.peak",
+    "memory-steps": "benchmarks.memory.steps --rounds 0",
     "planner": "benchmarks.memory.planner",
 }
 """Modules that make the results today; the files name those of the commit that was measured."""
@@ -307,6 +308,35 @@ def _make_peaks() -> str:
     return _format_table(head, rows)
 
 
+def _make_steps() -> str:
+    """Compare the peaks of calls and training steps with eager mode."""
+    document = _read("memory-steps", "amd-epyc-2-cores-avx512")
+    table = _index(document)
+    kinds = ("inference", "training")
+    models = sorted({case.split(",")[0] for case, _ in table})
+
+    def read(model: str, kind: str) -> tuple[float, float, float]:
+        row = table[f"{model}, {kind}", "peak"]
+        return row["eager"] or 0.0, row["stock"] or 0.0, row["ours"] or 0.0
+
+    def average(kind: str) -> str:
+        ratios = [[peak / peaks[0] for peak in peaks] for peaks in (read(m, kind) for m in models)]
+        means = map(statistics.geometric_mean, zip(*ratios, strict=True))
+        return " / ".join(f"{mean:.2f}" for mean in means)
+
+    rows = [
+        (model, *(" / ".join(map(_format_cell, read(model, kind))) for kind in kinds))
+        for model in models
+    ]
+    rows.append(("geometric mean over eager", *map(average, kinds)))
+    head = (
+        "model",
+        "inference, MiB: eager / Inductor / extension",
+        "training step, MiB: eager / Inductor / extension",
+    )
+    return _format_table(head, rows)
+
+
 def _make_gpu_peaks() -> str:
     titles = {"bert": "BERT", "t5": "T5", "unet": "U-Net", "vit": "ViT"}
     table = _index(_read("memory-gpu", "nvidia-h200"))
@@ -389,11 +419,13 @@ _TABLES: Mapping[str, Callable[[], str]] = {
     "matmuls": _make_matmuls,
     "slower matmuls": _make_slower,
     "memory sources": lambda: _make_sources(
+        ("memory-steps", "amd-epyc-2-cores-avx512"),
         ("memory-peak", "intel-xeon-processor-16-cores-avx512"),
         ("memory-peak", "amd-epyc-2-cores-avx512"),
         ("memory-gpu", "nvidia-h200"),
         ("planner", "amd-epyc-2-cores-avx512"),
     ),
+    "steps": _make_steps,
     "peaks": _make_peaks,
     "GPU peaks": _make_gpu_peaks,
     "planner": _make_planner,
