@@ -210,8 +210,10 @@ def _draw_convolution(draw: Draw) -> str:
         f"functional.softmax({a}, 1)",
     ]
     if 36 * channels <= 600:
+        normalized = f"functional.group_norm({a}, {channels}, CONSTANT.view(-1)[:{channels}])"
         ways += [
             f"functional.conv2d({a}, {weight})",
+            f"functional.conv2d(functional.gelu({normalized}), {weight})",
             f"functional.conv2d({a}, {weight}, padding=1, stride=2)",
             f"functional.conv2d({a}, {weight}, padding=1).relu() + 0.5",
             f"functional.conv_transpose2d({a}, {weight}.transpose(0, 1))",
