@@ -49,26 +49,19 @@ OUTER = (
 """Coefficients of p, constant term first."""
 
 
-def _instructions() -> Iterator[str]:
-    """Yield the PTX instructions of both formulas and of the selection between them."""
-    yield ".reg .f32 size, square, inner, outer"
-    yield ".reg .pred within"
-    yield "abs.f32 size, $1"
-    yield "mul.f32 square, $1, $1"
-    yield from inline_ptx.evaluate_polynomial("inner", INNER, "square")
-    yield "fma.rn.f32 inner, inner, $1, $1"
+def _outer_instructions() -> Iterator[str]:
+    """Yield the PTX instructions of the second formula."""
     yield from inline_ptx.evaluate_polynomial("outer", OUTER, "size")
     yield "mul.f32 outer, outer, size"
     # libdevice's exp2 takes three more instructions to handle results below 2^-126. Flushing them
     # to 0 is exact here, as 1 minus such a result rounds to 1.
     yield "ex2.approx.ftz.f32 outer, outer"
     yield f"sub.f32 outer, {inline_ptx.constant(1.0)}, outer"
-    yield "copysign.f32 outer, $1, outer"
-    yield f"setp.lt.f32 within, size, {inline_ptx.constant(BORDER)}"
-    yield "selp.f32 $0, inner, outer, within"
 
 
-FUNCTION = inline_ptx.PtxFunction("erf", inline_ptx.assemble(_instructions()))
+FUNCTION = inline_ptx.PtxFunction(
+    "erf", inline_ptx.assemble_odd_function(INNER, _outer_instructions(), BORDER)
+)
 
 
 @register_lowering(torch.ops.aten.erf.default)

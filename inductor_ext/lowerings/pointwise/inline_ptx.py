@@ -30,7 +30,7 @@ class PtxFunction:
     name: str
     """Inductor's op, such as "erf"."""
     asm: str
-    """Inline assembly that computes $0 from $1; see `assemble`."""
+    """Inline assembly that computes $0 from $1; see `assemble_odd_function`."""
 
     def lower(self, stock: Callable[..., Any], x: Any) -> Any:
         """Lower a call of the op for floats of up to 32 bits in Triton kernels on NVIDIA GPUs.
@@ -55,8 +55,28 @@ class PtxFunction:
         return y if dtype == torch.float32 else ops.to_dtype(y, dtype, src_dtype=torch.float32)
 
 
-def assemble(instructions: Iterable[str]) -> str:
-    """Return a block of inline assembly."""
+def assemble_odd_function(inner: Sequence[float], outer: Iterable[str], border: float) -> str:
+    """Return inline assembly for an odd function f that two formulas give.
+
+    Below the border, f(x) = x + x q(x^2); from there on, f(x) = +-g(|x|).
+
+    Args:
+        inner: coefficients of q, constant term first.
+        outer: instructions that set the register `outer` to g; `size` is |x|.
+        border: smallest |x| for which the second formula is used.
+    """
+    instructions = (
+        ".reg .f32 size, square, inner, outer",
+        ".reg .pred within",
+        "abs.f32 size, $1",
+        "mul.f32 square, $1, $1",
+        *evaluate_polynomial("inner", inner, "square"),
+        "fma.rn.f32 inner, inner, $1, $1",
+        *outer,
+        "copysign.f32 outer, $1, outer",
+        f"setp.lt.f32 within, size, {constant(border)}",
+        "selp.f32 $0, inner, outer, within",
+    )
     return f"{{ {'; '.join(instructions)}; }}"
 
 

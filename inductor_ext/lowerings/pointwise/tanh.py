@@ -41,25 +41,18 @@ INNER = (
 """Coefficients of q, constant term first. The sum with 0 makes q(0) = +0, so that tanh(-0) = -0."""
 
 
-def _instructions() -> Iterator[str]:
-    """Yield the PTX instructions of both formulas and of the selection between them."""
-    yield ".reg .f32 size, square, inner, outer"
-    yield ".reg .pred within"
-    yield "abs.f32 size, $1"
-    yield "mul.f32 square, $1, $1"
-    yield from inline_ptx.evaluate_polynomial("inner", INNER, "square")
-    yield "fma.rn.f32 inner, inner, $1, $1"
+def _outer_instructions() -> Iterator[str]:
+    """Yield the PTX instructions of the second formula."""
     yield f"mul.f32 outer, size, {inline_ptx.constant(2 * math.log2(math.e))}"
     yield "ex2.approx.ftz.f32 outer, outer"
     yield f"add.f32 outer, outer, {inline_ptx.constant(1.0)}"
     yield "rcp.approx.ftz.f32 outer, outer"
     yield f"fma.rn.f32 outer, outer, {inline_ptx.constant(-2.0)}, {inline_ptx.constant(1.0)}"
-    yield "copysign.f32 outer, $1, outer"
-    yield f"setp.lt.f32 within, size, {inline_ptx.constant(BORDER)}"
-    yield "selp.f32 $0, inner, outer, within"
 
 
-FUNCTION = inline_ptx.PtxFunction("tanh", inline_ptx.assemble(_instructions()))
+FUNCTION = inline_ptx.PtxFunction(
+    "tanh", inline_ptx.assemble_odd_function(INNER, _outer_instructions(), BORDER)
+)
 
 
 @register_lowering(torch.ops.aten.tanh.default)
