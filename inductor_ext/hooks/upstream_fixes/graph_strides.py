@@ -298,8 +298,8 @@ def begins_elsewhere(node: Node, other: Node) -> bool:
 
 def _has_layout(node: Node, layout: tuple[Any, ...]) -> bool:
     *strides, offset = layout
-    *_, actual_offset = _layout(node.meta["val"])
-    return _has_strides(node, strides) and _hint(actual_offset) == _hint(offset)
+    actual = node.meta["val"].storage_offset()
+    return _has_strides(node, strides) and _hint(actual) == _hint(offset)
 
 
 def _has_strides(node: Node, strides: Sequence[Any]) -> bool:
