@@ -188,12 +188,9 @@ def _call_and_measure_peak(call: Callable[[], Any]) -> tuple[Any, int | None]:
         return call(), None
     # The first call may allocate workspaces that stay.
     call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    value = call()
-    torch.cuda.synchronize()
-    return value, torch.cuda.max_memory_allocated() - before
+    values: list[Any] = []
+    peak = measure.measure_gpu_peak(lambda: values.append(call()))
+    return values[0], peak
 
 
 def _compute_in_float32(model: Model, device: str) -> tuple[torch.Tensor, ...]:

@@ -16,6 +16,7 @@ __all__ = [
     "Sample",
     "alternate",
     "find_peak",
+    "measure_gpu_peak",
     "measure_peak_allocated",
     "read_resident_memory",
     "record_allocations",
@@ -85,6 +86,18 @@ def measure_peak_allocated(call: Callable[[], object]) -> int:
     not depend on what the C library caches or on earlier calls.
     """
     return find_peak(record_allocations(call))
+
+
+def measure_gpu_peak(call: Callable[[], object]) -> int:
+    """Return the peak bytes of `call` in torch's CUDA allocator, above the level before."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def record_allocations(call: Callable[[], object]) -> list[int]:

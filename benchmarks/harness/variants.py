@@ -28,6 +28,7 @@ __all__ = [
     "compile_and_call",
     "group_by_backend",
     "make_row",
+    "make_timer",
     "select",
     "start_workers",
     "synchronize",
@@ -215,6 +216,19 @@ def synchronize() -> None:
 
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def make_timer(call: Callable[[], object]) -> Callable[[], float]:
+    """Return a function that runs a call, on the GPU to its end, and returns the seconds."""
+
+    def time_call() -> float:
+        synchronize()
+        start = time.perf_counter()
+        call()
+        synchronize()
+        return time.perf_counter() - start
+
+    return time_call
 
 
 def make_row(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch._dynamo
 from torch._inductor import config as inductor_config
 
 import inductor_ext
-from benchmarks.harness import measure, results
+from benchmarks.harness import measure, results, variants
 from benchmarks.memory import models as memory_models
 from benchmarks.memory.peak import MIB, MODES, Mode
 from inductor_ext import events, settings
@@ -50,27 +49,6 @@ def _configure(mode: Mode) -> Iterator[list[MemoryPlanRecord]]:
         events.capture(MemoryPlanRecord) as records,
     ):
         yield records
-
-
-def _measure_peak(call: Callable[[], Any]) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def _make_timer(call: Callable[[], Any]) -> Callable[[], float]:
-    def time_call() -> float:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    return time_call
 
 
 def measure_model(name: str, training: bool) -> list[results.Row]:
@@ -110,9 +88,11 @@ def measure_model(name: str, training: bool) -> list[results.Row]:
         if mode == "ours":
             plans = records
         call()
-        peaks[mode] = _measure_peak(call)
+        torch.cuda.empty_cache()
+        peaks[mode] = measure.measure_gpu_peak(call)
         calls[mode] = call
-    times = measure.alternate({mode: _make_timer(call) for mode, call in calls.items()}, ROUNDS)
+    timers = {mode: variants.make_timer(call) for mode, call in calls.items()}
+    times = measure.alternate(timers, ROUNDS)
     samples = {mode: measure.summarize(values) for mode, values in times.items()}
     text = ", ".join(f"{mode} {peak / MIB:.3f}" for mode, peak in peaks.items())
     print(f"{case}: {text} MiB", flush=True)

@@ -77,6 +77,20 @@ def _widths(scale: Scale) -> dict[str, int]:
     }
 
 
+def _encoder_decoder_widths(scale: Scale) -> dict[str, int]:
+    """Return the arguments of configurations with an encoder and a decoder, without cache."""
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (
+            ("layers", scale.layers),
+            ("attention_heads", scale.heads),
+            ("ffn_dim", 4 * scale.width),
+        )
+    }
+    return {**sides, "d_model": scale.width, "decoder_start_token_id": 2, "use_cache": False}
+
+
 def _make_text(model: str, config: str, **options: Any) -> Build:
     """Return a builder of a model from token ids, an encoder or a decoder."""
 
@@ -145,22 +159,8 @@ def _make_t5(scale: Scale) -> tuple[nn.Module, Inputs]:
 def _make_bart(scale: Scale) -> tuple[nn.Module, Inputs]:
     import transformers
 
-    sides = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in (
-            ("layers", scale.layers),
-            ("attention_heads", scale.heads),
-            ("ffn_dim", 4 * scale.width),
-        )
-    }
     config = transformers.BartConfig(
-        **_TOKENS,
-        **sides,
-        d_model=scale.width,
-        max_position_embeddings=scale.tokens,
-        decoder_start_token_id=2,
-        use_cache=False,
+        **_TOKENS, **_encoder_decoder_widths(scale), max_position_embeddings=scale.tokens
     )
     inputs = {"input_ids": _tokens(scale), "decoder_input_ids": _tokens(scale)}
     return transformers.BartForConditionalGeneration(config), inputs
@@ -171,17 +171,9 @@ def _make_whisper(scale: Scale) -> tuple[nn.Module, Inputs]:
 
     config = transformers.WhisperConfig(
         **_TOKENS,
-        d_model=scale.width,
-        encoder_layers=scale.layers,
-        decoder_layers=scale.layers,
-        encoder_attention_heads=scale.heads,
-        decoder_attention_heads=scale.heads,
-        encoder_ffn_dim=4 * scale.width,
-        decoder_ffn_dim=4 * scale.width,
+        **_encoder_decoder_widths(scale),
         max_source_positions=scale.tokens,
         max_target_positions=scale.tokens,
-        decoder_start_token_id=2,
-        use_cache=False,
     )
     features = torch.randn(scale.batch, config.num_mel_bins, 2 * scale.tokens)
     inputs = {"input_features": features, "decoder_input_ids": _tokens(scale)}

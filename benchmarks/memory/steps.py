@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.harness import measure, results, resumable
+from benchmarks.harness import measure, results, resumable, variants
 from benchmarks.memory import step_models
 from benchmarks.memory.peak import MIB, record_allocations
 
@@ -121,25 +120,9 @@ def measure_step(step: Callable[[], object], device: str) -> Footprint:
     if device == "cpu":
         changes = record_allocations(step)
         return Footprint(measure.find_peak(changes), sum(change > 0 for change in changes))
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    level = torch.cuda.memory_allocated()
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    step()
-    torch.cuda.synchronize()
-    calls = torch.cuda.memory_stats()["allocation.all.allocated"] - before
-    return Footprint(torch.cuda.max_memory_allocated() - level, calls)
-
-
-def _time(step: Callable[[], object], device: str) -> float:
-    """Return the seconds of a step."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    peak = measure.measure_gpu_peak(step)
+    return Footprint(peak, torch.cuda.memory_stats()["allocation.all.allocated"] - before)
 
 
 def make_rows(
@@ -158,15 +141,10 @@ def make_rows(
         ("allocator calls", "calls", {name: found.calls for name, found in footprints.items()}),
         ("time", "ms", {name: sample.median * 1e3 for name, sample in times.items()}),
     )
+    spread = max((sample.spread for sample in times.values()), default=None)
     return [
-        results.make_row(
-            case,
-            metric,
-            unit,
-            ours=values.get("ours"),
-            stock=values.get("stock"),
-            eager=values.get("eager"),
-            spread=max(s.spread for s in times.values()) if times and metric == "time" else None,
+        variants.make_row(
+            case, metric, unit, values, "stock", spread=spread if metric == "time" else None
         )
         for metric, unit, values in table
         if values
@@ -198,7 +176,7 @@ class _Bench:
                 steps[name] = step
             except Exception as error:
                 failures.append(f"  {name}: {type(error).__name__}: {str(error)[:300]}")
-        timers = {name: lambda step=step: _time(step, self.device) for name, step in steps.items()}
+        timers = {name: variants.make_timer(step) for name, step in steps.items()}
         seconds = measure.alternate(timers, self.rounds) if self.rounds else {}
         rows = make_rows(f"{model}, {kind}", footprints, seconds)
         return resumable.CaseResult(rows, _format(rows, failures), bool(failures))
