@@ -267,6 +267,10 @@ def _dispatch_post_grad_passes(stock: Callable[..., None]) -> Callable[..., None
             # until then. Subgraphs are therefore planned together with the outer graph.
             stock(gm, *args, **kwargs)
             return
+        if inductor_config.use_post_grad_passes:
+            from inductor_ext.lowerings.graph import shared_masks
+
+            shared_masks.share_masks(gm.graph)
         with context.enter(graph_in_passes=gm):
             stock(gm, *args, **kwargs)
         if inductor_config.use_post_grad_passes:

@@ -42,3 +42,13 @@ def is_pure(node: fx.Node) -> bool:
         and torch.Tag.nondeterministic_seeded not in target.tags
         and not node.is_impure()
     )
+
+
+def erase_unused(node: fx.Node) -> None:
+    """Erase a node without users, and what only it used."""
+    pending = [node]
+    while pending:
+        unused = pending.pop()
+        if is_pure(unused) and not (unused.users or unused._erased):
+            pending += unused.all_input_nodes
+            unused.graph.erase_node(unused)

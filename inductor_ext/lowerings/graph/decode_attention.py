@@ -15,7 +15,7 @@ from torch import fx
 
 from inductor_ext import events
 from inductor_ext.hooks import context
-from inductor_ext.lowerings.graph.cleanup import is_pure
+from inductor_ext.lowerings.graph.cleanup import erase_unused
 from inductor_ext.lowerings.graph.match_attention import AttentionCall, find_decode_attention
 from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.settings import Settings
@@ -84,7 +84,7 @@ def _replace(graph: fx.Graph, call: AttentionCall, config: DecodeConfig) -> None
     for unused in (*operator.users, operator):
         graph.erase_node(unused)
     for operand in operands:
-        _erase_unused(operand)
+        erase_unused(operand)
 
 
 def constants_of(
@@ -225,13 +225,3 @@ def remember_accesses(stock: Callable[..., Any]) -> Callable[..., Any]:
         return results[key]
 
     return identify
-
-
-def _erase_unused(node: fx.Node) -> None:
-    """Erase a node without users, and what only it used."""
-    pending = [node]
-    while pending:
-        unused = pending.pop()
-        if is_pure(unused) and not (unused.users or unused._erased):
-            pending += unused.all_input_nodes
-            unused.graph.erase_node(unused)
