@@ -93,11 +93,13 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         bias = self.bias.permute(2, 0, 1)[None]
+        result = x
         for _ in range(LAYERS):
             lowest = torch.finfo(x.dtype).min
             mask = torch.where(keep, bias, lowest)
-            x = x + F.scaled_dot_product_attention(x, x, x, attn_mask=mask, scale=0.3)
-        return x
+            query = result.tanh()
+            result = x + F.scaled_dot_product_attention(query, x, x, attn_mask=mask, scale=0.3)
+        return result
 
 
 def make(length: int, dtype: torch.dtype, device: str) -> tuple[Model, torch.Tensor, torch.Tensor]:
@@ -167,7 +169,7 @@ def test_one_mask_is_stored_in_code_for_a_gpu(length: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("length", [64, 36, 33])
 def test_masks_on_a_gpu_are_aligned(length: int, dtype: torch.dtype) -> None:
-    tolerance = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}[dtype]
+    tolerance = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
     model, x, keep = make(length, dtype, "cuda")
     with gpu_util.compiling(), torch.no_grad():
         run = compiled(model)
