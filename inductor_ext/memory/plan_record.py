@@ -129,7 +129,11 @@ def _operator_names(node: Any) -> str:
 
 
 def _module_path(node: Any) -> str:
-    """Return the path of the module that a buffer was made in: the deepest one of its origins."""
-    paths = [events.module_path(origin.meta) for origin in getattr(node, "origins", None) or ()]
-    # A kernel writes the result of its last operator.
-    return max(paths, key=lambda path: (path.count("."), path), default="")
+    """Return the path of the module whose result a buffer is.
+
+    A kernel's operators may come from several modules; the buffer has the result of the last one.
+    Operators that passes have inserted come from none.
+    """
+    origins = sorted(getattr(node, "origins", None) or (), reverse=True)
+    paths = (events.module_path(origin.meta) for origin in origins)
+    return next(filter(None, paths), "")

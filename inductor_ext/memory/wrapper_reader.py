@@ -208,7 +208,9 @@ class _Reader:
 
     def _read(self, step: int, line: Any) -> None:
         for node in self.extern_starts.get(step, ()):
-            self._add_storage(node, "extern", step)
+            # An input whose memory other buffers reuse.
+            is_donated = isinstance(node, ir.DonatedBuffer)
+            self._add_storage(node, "input" if is_donated else "extern", step)
         reader = READERS.get(type(line).__name__)
         if reader is not None:
             reader(self, step, line)
