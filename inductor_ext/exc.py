@@ -469,7 +469,8 @@ class MemoryBudgetError(InductorExtError):
     """A planned memory peak above the setting `memory_budget`."""
 
     template = (
-        "The planned memory peak of {graph} on {device} is {peak}, above the budget of {budget}."
+        "The planned memory peak of {graph} on {device} is {peak}, above the budget of "
+        "{budget}{tried}."
     )
     remedy = (
         "Raise memory_budget, or reduce memory use: a smaller batch or sequence, a lower-precision "

@@ -156,6 +156,7 @@ def _check_budget(record: MemoryPlanRecord, settings: Settings) -> None:
                 device=device,
                 peak=peak_report.human_bytes(needed),
                 budget=peak_report.human_bytes(limit),
+                tried="",
                 table=peak_report.peak_table(record),
             )
 

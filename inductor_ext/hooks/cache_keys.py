@@ -48,6 +48,8 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
                 settings.cache_key(),
                 lowering_table.registry_key(),
             ]
+            if share := context.current().recomputed_share:
+                parts.append(f"recompute{share}")
             parts += [post_grad_pass.cache_key(settings, gm), mutation.cache_key(gm)]
             self.inductor_ext = "-".join(parts)
 

@@ -87,7 +87,7 @@ def compile_graph(
     Returns:
         What `compile_` returns.
     """
-    original = _copy_graph(gm) if _may_use_kernels(gm, settings) else None
+    original = copy_graph(gm) if _may_use_kernels(gm, settings) else None
     start = len(records)
     try:
         return compile_(gm)
@@ -115,7 +115,7 @@ def _may_use_kernels(gm: Any, settings: Settings) -> bool:
     return "cuda" in requirements.device_types(node.meta.get("val") for node in inputs)
 
 
-def _copy_graph(gm: Any) -> Any:
+def copy_graph(gm: Any) -> Any:
     """Return a copy of a GraphModule and its subgraphs; None if it cannot be copied.
 
     Tensors and the description of the graph are not copied.

@@ -20,6 +20,7 @@ from inductor_ext import events, exc
 from inductor_ext.cpp_wrapper.hooks import use_exported_ranges
 from inductor_ext.hooks import (
     cache_keys,
+    compile_again,
     context,
     direct_compiles,
     registry,
@@ -28,7 +29,7 @@ from inductor_ext.hooks import (
 from inductor_ext.hooks.direct_compiles import Request
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.hooks.registry import Hook
-from inductor_ext.memory import compiled_callables
+from inductor_ext.memory import budget_search, compiled_callables, saved_tensors
 from inductor_ext.settings import Settings
 
 _FX = "torch._inductor.compile_fx"
@@ -91,31 +92,73 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
             return stock(*args, **kwargs)
         if _has_negated_inputs(call.arguments["example_inputs_"]):
             return call.arguments["model_"]
-        compile_ = compiled_callables.begin_compile()
-        call.arguments["inner_compile"] = scoped_inner_compile(inner_compile, settings, compile_)
         model = call.arguments["model_"]
-        hits = _count_autograd_cache_hits()
-        start = time.perf_counter()
+
+        def compile_model(model: Any) -> Any:
+            return _compile(stock, call, model, inner_compile, settings)
+
+        if settings.memory_budget is None or not _may_compile_again(model):
+            return compile_model(model)
+        return budget_search.compile_within(
+            lambda: compile_model(compile_again.copy_graph(model)), settings
+        )
+
+    return compile_fx
+
+
+def _may_compile_again(model: Any) -> bool:
+    """Whether a model may be compiled several times: torch.compile's graphs, if they are copied."""
+    from torch import fx
+    from torch._inductor.virtualized import V
+
+    is_graph = isinstance(model, fx.GraphModule) and V.aot_compilation is not True
+    return is_graph and compile_again.copy_graph(model) is not None
+
+
+def _compile(
+    stock: Callable[..., Any],
+    call: inspect.BoundArguments,
+    model: Any,
+    inner_compile: Callable[..., Any],
+    settings: Settings,
+) -> Any:
+    """Call Inductor's entry point in the scope of a compile; return its result.
+
+    Args:
+        stock: the entry point.
+        call: its arguments.
+        model: the model to compile, in place of the one of the call.
+        inner_compile: the call's function that compiles one graph.
+        settings: of the compile.
+    """
+    compile_ = compiled_callables.begin_compile()
+    inner = scoped_inner_compile(inner_compile, settings, compile_)
+    arguments = {**call.arguments, "model_": model, "inner_compile": inner}
+    call = inspect.BoundArguments(call.signature, arguments)
+    hits = _count_autograd_cache_hits()
+    start = time.perf_counter()
+    try:
         with (
             scope.compile_scope(settings),
             compiled_callables.link_cached_graphs(compile_),
             use_exported_ranges(model),
         ):
             output = stock(*call.args, **call.kwargs)
-        if _count_autograd_cache_hits() > hits:
-            # inner_compile, which records each graph, was not called.
-            record = CompileRecord(
-                kind="whole",
-                operators=_count_operators(model),
-                seconds=round(time.perf_counter() - start, 3),
-                cache="hit",
-                cache_key=None,
-                settings=settings.non_default(),
-            )
-            events.emit(record, event_log=settings.event_log)
-        return output
-
-    return compile_fx
+    except BaseException:
+        compiled_callables.forget_compile(compile_)
+        raise
+    if _count_autograd_cache_hits() > hits:
+        # inner_compile, which records each graph, was not called.
+        record = CompileRecord(
+            kind="whole",
+            operators=_count_operators(model),
+            seconds=round(time.perf_counter() - start, 3),
+            cache="hit",
+            cache_key=None,
+            settings=settings.non_default(),
+        )
+        events.emit(record, event_log=settings.event_log)
+    return output
 
 
 def _has_negated_inputs(inputs: Any) -> bool:
@@ -166,18 +209,21 @@ def scoped_inner_compile(
             kind = "inference" if kwargs.get("is_inference") else "forward"
         if kind != "aot":
             _check_compile_mode(kind)
+        if kind == "forward":
+            compile_.saved_bases = saved_tensors.find_bases(gm.graph)
         before = _read_cache_counters(counters)
         operators = _count_operators(gm)
         start = time.perf_counter()
         with (
             events.capture(this_thread=True) as records,
-            context.enter(is_aot=kind == "aot", records=records),
+            context.enter(is_aot=kind == "aot", records=records, saved_bases=compile_.saved_bases),
             scope.compile_scope(settings),
             cpp_wrapper_options.use_options(kwargs),
         ):
             if kind in ("inference", "forward"):
                 returned_views.view_inputs(gm)
             concat_frozen_weights.concat_frozen_weights(gm, settings)
+            budget_search.note_graph(kind, gm)
             output = inner(gm, example_inputs, *args, **kwargs)
         after = _read_cache_counters(counters)
         state = next((state for state in after if after[state] > before[state]), "off")

@@ -54,6 +54,13 @@ class CompileContext:
     artifacts: list[Any] | None = None
     """Collects every `build.artifact.Artifact`; None if weights are written to files
     immediately."""
+    saved_bases: Mapping[str, str] | None = None
+    """Which tensors that were saved for this backward share memory (`memory.saved_tensors`)."""
+    recomputed_share: float = 0.0
+    """Share of the segments of a forward that its backward computes again
+    (`lowerings.graph.recompute_segments`)."""
+    graph_costs: list[Any] | None = None
+    """Collects a `memory.budget_search.GraphCost` of every graph."""
     gemm_rule: Callable[[Any], Any] | None = None
     """Decides every GEMM without a lookup or a benchmark (`autotune.decide.force_config`)."""
 

@@ -221,6 +221,10 @@ def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
             result = stock(gm, *args, **kwargs)
         if before is not None:
             pad_mm_policy.record_strides(result, before)
+        if share := context.current().recomputed_share:
+            from inductor_ext.lowerings.graph import recompute_segments
+
+            recompute_segments.mark_segments(result.graph, share)
         return result
 
     return _recursive_joint_graph_passes

@@ -57,6 +57,8 @@ class Compile:
         self.around = around
         self._modules = [weakref.ref(module) for module in modules]
         self.graphs: list[Graph] = []
+        self.saved_bases: dict[str, str] = {}
+        """`saved_tensors.find_bases` of the forward graph."""
 
     def modules(self) -> list[Any]:
         """Return the modules on the call stack that still exist, innermost first."""
@@ -112,6 +114,12 @@ def begin_compile() -> Compile:
     with _lock:
         _compiles.append(compile_)
     return compile_
+
+
+def forget_compile(compile_: Compile) -> None:
+    """Forget a compile that has failed, and the graphs that it compiled before."""
+    with _lock, contextlib.suppress(ValueError):
+        _compiles.remove(compile_)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.virtualized import V
 
 from inductor_ext.hooks.wrapper_codegen import root_wrapper
-from inductor_ext.memory import extern_memory, graph_buffers
+from inductor_ext.memory import extern_memory, graph_buffers, saved_tensors
 from inductor_ext.memory.extern_memory import size_hint
 from inductor_ext.memory.planner.interval import round_up
 
@@ -141,6 +141,9 @@ class _Reader:
         self.stack = [0]
         self.streams = [0]
         self.pools: list[Any] = [None]
+        self.saved_bases = saved_tensors.current_bases()
+        self.saved: dict[str, Storage] = {}
+        """Dropped inputs by the name of the tensor whose memory they share."""
         self.memory = WrapperMemory([], [], [], [], set(), self.removed, len(lines))
         self.extracted = {
             line.result_name for line in lines if isinstance(line, wrapper_ir.MultiOutputLine)
@@ -352,12 +355,20 @@ class _Reader:
                 storage.end, storage.freed_by = step, line
 
     def _drop_input(self, node: Any, step: int) -> None:
-        if node.get_name().startswith(_FORWARD_INPUTS):
+        base = self.saved_bases.get(node.get_name(), node.get_name())
+        if base.startswith(_FORWARD_INPUTS):
             return
         if isinstance(node, ir.Buffer) and isinstance(node.layout, ir.Layout):
             storage = Storage(node, "input", 0, (0, None), 0, end=step)
             _set_size(storage, V.graph)
-            self.memory.inputs.append(storage)
+            shared = self.saved.setdefault(base, storage)
+            if shared is storage:
+                self.memory.inputs.append(storage)
+            else:
+                # Both are freed together.
+                shared.end = step
+                if storage.hint > shared.hint:
+                    shared.bytes, shared.hint = storage.bytes, storage.hint
 
     def _finish(self) -> None:
         for storage in self.memory.storages:

@@ -220,7 +220,8 @@ class Settings:
     )
     memory_budget: int | str | None = _setting(
         None,
-        'Bytes, or a string such as "8GiB". If the planned peak on a device exceeds it, the '
+        'Bytes, or a string such as "8GiB", for the planned peak on each device. A training graph '
+        "that exceeds it recomputes as many activations as it takes to fit. If it cannot fit, the "
         "compile fails with an error that lists the buffers live at the peak. With dynamic shapes "
         "each call is checked at its sizes.",
         parse=parse_bytes,

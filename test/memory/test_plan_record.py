@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
+import pytest
 import torch
 
+from benchmarks.harness import measure
+from benchmarks.memory.peak import record_allocations
+from inductor_ext.memory import saved_tensors
 from inductor_ext.report import memory_measure
 from test.support.memory_compiles import compiled, planning
 
@@ -81,3 +86,43 @@ def test_the_peak_of_a_backward_counts_a_reused_input_once() -> None:
     (backward,) = (item for item in measured if item.kind == "backward")
     # Torch 2.11 keeps the gradient of the output, 32 KiB, until the end.
     assert 0 <= backward.measured - backward.predicted <= 256 * 32 * 4
+
+
+def test_saved_views_count_as_the_memory_that_they_share() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(64, 64) / 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # The backward needs a transposed weight, and two views of a result.
+            hidden = torch.mm(x, self.weight).sin()
+            return hidden.view(-1, 16).softmax(-1).view(-1, 64) @ hidden.mT @ hidden
+
+    model = torch.nn.Sequential(*(Layer() for _ in range(4)))
+    x = torch.randn(48, 64)
+    with planning() as records:
+        run = compiled(lambda x: model(x).square().mean())
+
+        def step() -> None:
+            model.zero_grad()
+            run(x).backward()
+
+        step()
+    model.zero_grad()
+    measured = measure.find_peak(record_allocations(step))
+    assert max(record.peak for record in records) == pytest.approx(measured, rel=0.01)
+
+
+def test_views_of_results() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("primals_1")
+    aten = torch.ops.aten
+    flat = graph.create_node("call_function", aten.view.default, (x, [-1]), name="flat")
+    mean = graph.create_node("call_function", aten.var_mean.correction, (flat, [0]), name="both")
+    first = graph.create_node("call_function", operator.getitem, (mean, 0), name="first")
+    result = graph.create_node("call_function", aten.sin.default, (flat,), name="result")
+    parts = graph.create_node("call_function", aten.split.Tensor, (result, 2), name="parts")
+    part = graph.create_node("call_function", operator.getitem, (parts, 1), name="part")
+    graph.output((result, flat, first, part))
+    assert saved_tensors.find_bases(graph) == {"flat": "primals_1", "part": "result"}

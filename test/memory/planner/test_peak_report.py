@@ -85,6 +85,7 @@ class TestPeak:
             device="cpu",
             peak="7.00 KiB",
             budget="1.00 KiB",
+            tried="",
             table=peak_report.peak_table(SMALL),
         )
         first, *rest = str(error).splitlines()
