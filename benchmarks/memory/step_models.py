@@ -97,7 +97,9 @@ def _make_text(model: str, config: str, **options: Any) -> Build:
     def build(scale: Scale) -> tuple[nn.Module, Inputs]:
         import transformers
 
-        made = getattr(transformers, config)(**_TOKENS, **_widths(scale), **options)
+        positions = {"max_position_embeddings": max(scale.tokens, 512)}
+        values = {**_TOKENS, **_widths(scale), **positions, **options}
+        made = getattr(transformers, config)(**values)
         return getattr(transformers, model)(made), {"input_ids": _tokens(scale)}
 
     return build

@@ -21,6 +21,7 @@ MODULES = (
     "gemm.summary",
     "harness.pytest_report",
     "harness.results",
+    "memory.budget",
     "memory.gpu",
     "memory.peak",
     "memory.planner",
