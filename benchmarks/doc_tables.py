@@ -29,6 +29,7 @@ _COMMANDS = {
     "e2e-decode": "benchmarks.gemm.e2e",
     "gemm": "benchmarks.gemm.run",
     "held-out": "benchmarks.gemm.e2e --held-out --variants eager stock ours-default",
+    "memory-budget": "benchmarks.memory.budget",
     "memory-gpu": "benchmarks.memory.gpu",
     "memory-peak": "benchmarks.memory.peak",
     "memory-steps": "benchmarks.memory.steps --rounds 0",
@@ -308,12 +309,12 @@ def _make_peaks() -> str:
     return _format_table(head, rows)
 
 
-def _make_steps() -> str:
+def _make_steps(hardware: str) -> str:
     """Compare the peaks of calls and training steps with eager mode."""
-    document = _read("memory-steps", "amd-epyc-2-cores-avx512")
-    table = _index(document)
+    table = _index(_read("memory-steps", hardware))
     kinds = ("inference", "training")
-    models = sorted({case.split(",")[0] for case, _ in table})
+    names = sorted({case.split(",")[0] for case, _ in table})
+    models = [name for name in names if all((f"{name}, {k}", "peak") in table for k in kinds)]
 
     def read(model: str, kind: str) -> tuple[float, float, float]:
         row = table[f"{model}, {kind}", "peak"]
@@ -334,6 +335,24 @@ def _make_steps() -> str:
         "inference, MiB: eager / Inductor / extension",
         "training step, MiB: eager / Inductor / extension",
     )
+    return _format_table(head, rows)
+
+
+def _make_budgets() -> str:
+    """Compare training steps within a budget with those without one."""
+    table = _index(_read("memory-budget", "amd-epyc-2-cores-avx512"))
+    rows = []
+    for model in dict.fromkeys(case for case, _ in table):
+        limited = table[model, "peak"]
+        cells = [table[model, "peak, no budget"]["ours"], limited["floor"], limited["ours"]]
+        share = re.search(r"([\d.]+ %) of the FLOPs", limited["note"] or "")
+        ratio = "-"
+        if (model, "time") in table:
+            time, by_default = (table[model, m]["ours"] or 0 for m in ("time", "time, no budget"))
+            ratio = f"{time / by_default:.2f}"
+        fits = [_format_cell(cell) if cell else "does not fit" for cell in cells]
+        rows.append((model, *fits, share[1] if share else "-", ratio))
+    head = ("model", "by default, MiB", "budget", "peak", "FLOPs recomputed", "time / by default")
     return _format_table(head, rows)
 
 
@@ -420,12 +439,16 @@ _TABLES: Mapping[str, Callable[[], str]] = {
     "slower matmuls": _make_slower,
     "memory sources": lambda: _make_sources(
         ("memory-steps", "amd-epyc-2-cores-avx512"),
+        ("memory-steps", "nvidia-h200"),
+        ("memory-budget", "amd-epyc-2-cores-avx512"),
         ("memory-peak", "intel-xeon-processor-16-cores-avx512"),
         ("memory-peak", "amd-epyc-2-cores-avx512"),
         ("memory-gpu", "nvidia-h200"),
         ("planner", "amd-epyc-2-cores-avx512"),
     ),
-    "steps": _make_steps,
+    "steps": lambda: _make_steps("amd-epyc-2-cores-avx512"),
+    "GPU steps": lambda: _make_steps("nvidia-h200"),
+    "budgets": _make_budgets,
     "peaks": _make_peaks,
     "GPU peaks": _make_gpu_peaks,
     "planner": _make_planner,

@@ -1,9 +1,9 @@
 """Training steps within a `memory_budget` below what they need by default.
 
-For each model of `memory.step_models`, forward, loss and backward are compiled by default, and again
-with a budget of a share of the default's planned peak. Peaks are measured on the CPU by allocator
-events. The gradients of both must be equal up to rounding; dropout is off. Times are those of the
-step, in alternation.
+For each model of `memory.step_models`, forward, loss and backward are compiled by default, and
+again with a budget of a share of the default's planned peak. Peaks are measured on the CPU by
+allocator events. The gradients of both must be equal up to rounding; dropout is off. Times are
+those of the step, in alternation.
 
     python -m benchmarks.memory.budget [--models NAME ...] [--share 0.7] [--json-out DIR]
 """
@@ -40,7 +40,7 @@ MODELS = (
     "resnet",
 )
 
-MAX_ERROR = 1e-3
+MAX_DIFFERENCE = 1e-3
 """Maximum difference of a gradient to the one without a budget, relative to the largest gradient
 of the model."""
 
@@ -55,7 +55,7 @@ class _Step:
         for part in self.module.modules():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
-        options = {} if budget is None else {"memory_budget": budget}
+        options: dict[str, Any] = {} if budget is None else {"memory_budget": budget}
         self.loss = torch.compile(self._compute_loss, backend="inductor_ext", options=options)
         with events.capture() as self.records:
             self()
@@ -99,20 +99,20 @@ def measure_model(name: str, share: float, rounds: int) -> resumable.CaseResult:
     try:
         limited = _Step(build, budget)
     except Exception as error:
-        note = f"does not fit: {type(error).__name__}"
-        rows.append(_row(name, "peak", "MiB", None, floor=budget / MIB, note=note))
+        why = f"does not fit: {type(error).__name__}"
+        rows.append(_row(name, "peak", "MiB", None, floor=budget / MIB, note=why))
         return resumable.CaseResult(rows, _format(rows), True)
     largest = max(float(gradient.abs().max()) for gradient in default.gradients)
     pairs = zip(limited.gradients, default.gradients, strict=True)
-    error = max(float((a - b).abs().max()) for a, b in pairs) / largest
-    if error > MAX_ERROR:
-        raise AssertionError(f"{name}: gradients differ by {error}")
+    difference = max(float((a - b).abs().max()) for a, b in pairs) / largest
+    if difference > MAX_DIFFERENCE:
+        raise AssertionError(f"{name}: gradients differ by {difference}")
     found = limited.find(MemoryBudgetRecord)
     note = found[-1].describe() if found else None
     peak = limited.measure_peak() / MIB
     rows += [
         _row(name, "peak", "MiB", peak, floor=budget / MIB, note=note),
-        _row(name, "difference of gradients", "relative", error),
+        _row(name, "difference of gradients", "relative", difference),
     ]
     if rounds:
         timers = {"time": limited, "time, no budget": default}

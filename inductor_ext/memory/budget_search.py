@@ -17,8 +17,12 @@ from inductor_ext.hooks import context
 from inductor_ext.settings import Settings, parse_bytes
 from inductor_ext.toolchain import compiler_errors
 
+_LARGE = (1.0, 0.75)
+"""Shares that are tried first. All segments may need more than some: what the backward computes
+again is live beside what is left."""
+
 _STEPS = 3
-"""Number of shares that are tried between none, which does not fit, and all, which does."""
+"""Number of shares that are tried between none, which does not fit, and one that does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,21 +93,27 @@ def compile_within(compile_: Callable[[], Any], settings: Settings) -> Any:
         return first.output
     if not first.is_differentiated:
         raise first.error
-    best = _try(compile_, 1.0)
-    if best.error is not None:
+    attempts = []
+    for share in _LARGE:
+        attempts.append(_try(compile_, share, first.error))
+        if attempts[-1].error is None:
+            break
+    else:
         tried = ", although the backward recomputes the activations of all layers but the last"
-        raise exc.MemoryBudgetError(**{**best.error.fields, "tried": tried}) from best.error
-    low, high = 0.0, 1.0
+        error = attempts[0].error or first.error
+        raise exc.MemoryBudgetError(**{**error.fields, "tried": tried}) from error
+    best = attempts[-1]
+    low, high = 0.0, best.share
     for _ in range(_STEPS):
-        attempt = _try(compile_, (low + high) / 2)
-        if attempt.error is None:
-            best, high = attempt, attempt.share
+        attempts.append(_try(compile_, (low + high) / 2, first.error))
+        if attempts[-1].error is None:
+            best, high = attempts[-1], attempts[-1].share
         else:
-            low = attempt.share
+            low = attempts[-1].share
     record = MemoryBudgetRecord(
         budget=parse_bytes(settings.memory_budget or 0),
         share=best.share,
-        compiles=2 + _STEPS,
+        compiles=1 + len(attempts),
         flops=sum(cost.flops for cost in best.costs),
         recomputed_flops=sum(cost.recomputed_flops for cost in best.costs),
     )
@@ -126,14 +136,23 @@ class _Attempt:
         return any(cost.kind != "inference" for cost in self.costs)
 
 
-def _try(compile_: Callable[[], Any], share: float) -> _Attempt:
+def _try(
+    compile_: Callable[[], Any], share: float, default_error: exc.MemoryBudgetError | None = None
+) -> _Attempt:
+    """Compile with recomputation of a share of the segments.
+
+    Args:
+        compile_: as in `compile_within`.
+        share: of the segments.
+        default_error: the error without recomputation, which stands for one that only
+            recomputation causes.
+    """
     from torch._functorch import config as functorch_config
 
-    # The backward must be compiled now, to know whether it fits.
-    patches = {"force_non_lazy_backward_lowering": True}
     costs: list[GraphCost] = []
     with (
-        functorch_config.patch(patches),
+        # The backward must be compiled now, to know whether it fits.
+        functorch_config.patch(force_non_lazy_backward_lowering=True),
         context.enter(graph_costs=costs, recomputed_share=share),
     ):
         try:
@@ -142,7 +161,14 @@ def _try(compile_: Callable[[], Any], share: float) -> _Attempt:
             for cause in compiler_errors.walk_causes(error):
                 if isinstance(cause, exc.MemoryBudgetError):
                     return _Attempt(share, None, cause, costs)
-            raise
+            if default_error is None:
+                raise
+            events.warn_once(
+                f"recompute:{type(error).__name__}",
+                f"memory_budget: a compile with recomputed activations failed "
+                f"({compiler_errors.describe(error)}); please report this",
+            )
+            return _Attempt(share, None, default_error, costs)
 
 
 def _count_flops(kind: str, graph: Any) -> GraphCost:

@@ -15,11 +15,17 @@ import inductor_ext
 from benchmarks.harness import measure
 from benchmarks.memory.peak import record_allocations
 from inductor_ext import events, exc
+from inductor_ext.memory import budget_search
 from inductor_ext.memory.budget_search import MemoryBudgetRecord
 from inductor_ext.memory.records import MemoryPlanRecord
 from test.support.memory_compiles import compiled, planning
 
 WIDTH, TOKENS = 32, 24
+
+
+@pytest.fixture(autouse=True)
+def few_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_search, "_STEPS", 1)
 
 
 class Block(nn.Module):
@@ -40,7 +46,7 @@ class Block(nn.Module):
 
 
 def transformer() -> nn.Module:
-    return nn.Sequential(*(Block() for _ in range(5)))
+    return nn.Sequential(*(Block() for _ in range(4)))
 
 
 class Convolutions(nn.Module):

@@ -70,9 +70,10 @@ def mark_segments(graph: fx.Graph, share: float) -> None:
     returned = set(graph.output_node().all_input_nodes)
     needed_by_global = _find_global_sources(values, forward)
     for node, index in _number(forward).items():
-        if index > cuts[-1]:
+        # The partitioner decides about operators that may return something else the next time.
+        if index > cuts[-1] or not _may_recompute(node):
             continue
-        if node in crossing or node in returned or not _may_recompute(node):
+        if node in crossing or node in returned:
             # A tuple is not a tensor that can be saved, but its elements are.
             if node in values:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
