@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.load.load import load
     from inductor_ext.hooks.activate import activate, install, uninstall
     from inductor_ext.options import list_mode_options, list_options
+    from inductor_ext.report.fit_batch import fit_batch
     from inductor_ext.report.gemm_report import explain
     from inductor_ext.report.memory_report import memory_report
 
@@ -24,6 +25,7 @@ _HOMES = {
     "activate": "hooks.activate",
     "aoti_compile_and_package": "aot",
     "explain": "report.gemm_report",
+    "fit_batch": "report.fit_batch",
     "install": "hooks.activate",
     "list_mode_options": "options",
     "list_options": "options",
@@ -50,6 +52,7 @@ __all__ = [
     "events",
     "exc",
     "explain",
+    "fit_batch",
     "install",
     "list_mode_options",
     "list_options",

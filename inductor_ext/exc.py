@@ -29,6 +29,7 @@ __all__ = [
     "BadSignatureError",
     "BadTuningFileError",
     "BadWeightsFileError",
+    "BatchNotDynamicError",
     "ConstantMismatchError",
     "ForeignConstantError",
     "HookError",
@@ -42,6 +43,7 @@ __all__ = [
     "MissingKernelError",
     "MissingToolchainError",
     "ModelNotFoundError",
+    "NoBatchFitsError",
     "NoModelError",
     "NotAnExportedProgramError",
     "NotReportableError",
@@ -526,6 +528,23 @@ class PlanNotFoundError(InductorExtError):
         "Run once with TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 in the environment, so that the graph "
         "is planned again."
     )
+
+
+class BatchNotDynamicError(InductorExtError):
+    """A model whose memory is not known for other batch sizes."""
+
+    template = "The memory of the model at other batch sizes is not known: {why}."
+    remedy = (
+        "fit_batch needs a model that torch.compile compiles to one graph, for any batch size; "
+        "torch.compile(model, fullgraph=True, dynamic=True) shows where it is not."
+    )
+
+
+class NoBatchFitsError(InductorExtError):
+    """A budget in which not even a batch of one fits."""
+
+    template = "A batch of 1 needs {needed} on {device}, more than the budget of {budget}."
+    remedy = "Raise the budget, or reduce the model or its other dimensions."
 
 
 class NothingMeasuredError(InductorExtError):

@@ -5,14 +5,37 @@ Lightweight: it imports nothing of torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from inductor_ext import exc
 
 _MAX_ACCEPTED = 4096
 """Number of tuples of sizes that a `BudgetCheck` keeps."""
+
+
+_collected: ContextVar[list[BudgetCheck] | None] = ContextVar("budget_checks", default=None)
+
+
+class NotCalled(Exception):
+    """Raised in place of a call of generated code while its checks are collected."""
+
+
+@contextlib.contextmanager
+def collect_checks() -> Iterator[list[BudgetCheck]]:
+    """Collect the checks of the code that this thread generates and loads.
+
+    Calls of code with a check raise `NotCalled` before they do anything.
+    """
+    checks: list[BudgetCheck] = []
+    token = _collected.set(checks)
+    try:
+        yield checks
+    finally:
+        _collected.reset(token)
 
 
 class BudgetCheck:
@@ -44,13 +67,18 @@ class BudgetCheck:
         self.peaks = peaks
         self.accepted: set[Any] = set()
         """The sizes within the budget: a tuple for two and more."""
+        if (collected := _collected.get()) is not None:
+            collected.append(self)
 
     def __call__(self, *sizes: int) -> None:
         """Check a call and add its sizes to `accepted`.
 
         Raises:
             exc.MemoryBudgetCallError: the peak on a device is above the budget.
+            NotCalled: checks are collected, see `collect_checks`.
         """
+        if _collected.get() is not None:
+            raise NotCalled
         for device, needed in zip(self.devices, self.peaks(*sizes), strict=True):
             if needed > self.budget:
                 raise exc.MemoryBudgetCallError(
