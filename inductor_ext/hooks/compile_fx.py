@@ -13,7 +13,7 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from inductor_ext import events, exc
@@ -196,17 +196,11 @@ def scoped_inner_compile(
     @functools.wraps(inner)
     def inner_compile(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
         from torch._dynamo.utils import counters
-        from torch._inductor.virtualized import V
 
         from inductor_ext.hooks.upstream_fixes import cpp_wrapper_options, returned_views
         from inductor_ext.lowerings.graph import concat_frozen_weights
 
-        if V.aot_compilation is True:
-            kind = "aot"
-        elif kwargs.get("is_backward"):
-            kind = "backward"
-        else:
-            kind = "inference" if kwargs.get("is_inference") else "forward"
+        kind = _find_kind(kwargs)
         if kind != "aot":
             _check_compile_mode(kind)
         if kind == "forward":
@@ -243,6 +237,17 @@ def scoped_inner_compile(
 
     setattr(inner_compile, _SCOPED, True)
     return inner_compile
+
+
+def _find_kind(arguments: Mapping[str, Any]) -> str:
+    """Return the kind of a graph from the keyword arguments of `inner_compile`."""
+    from torch._inductor.virtualized import V
+
+    if V.aot_compilation is True:
+        return "aot"
+    if arguments.get("is_backward"):
+        return "backward"
+    return "inference" if arguments.get("is_inference") else "forward"
 
 
 def _check_compile_mode(kind: str) -> None:

@@ -61,6 +61,8 @@ class CompileContext:
     (`lowerings.graph.recompute_segments`)."""
     graph_costs: list[Any] | None = None
     """Collects a `memory.budget_search.GraphCost` of every graph."""
+    budget_checks: list[Any] | None = None
+    """Collects every `memory.budget_runtime.BudgetCheck` of the code that is loaded."""
     gemm_rule: Callable[[Any], Any] | None = None
     """Decides every GEMM without a lookup or a benchmark (`autotune.decide.force_config`)."""
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 
 from inductor_ext import exc
+from inductor_ext.hooks import context
 
 _MAX_ACCEPTED = 4096
 """Number of tuples of sizes that a `BudgetCheck` keeps."""
-
-
-_collected: ContextVar[list[BudgetCheck] | None] = ContextVar("budget_checks", default=None)
 
 
 class NotCalled(Exception):
@@ -31,11 +28,8 @@ def collect_checks() -> Iterator[list[BudgetCheck]]:
     Calls of code with a check raise `NotCalled` before they do anything.
     """
     checks: list[BudgetCheck] = []
-    token = _collected.set(checks)
-    try:
+    with context.enter(budget_checks=checks):
         yield checks
-    finally:
-        _collected.reset(token)
 
 
 class BudgetCheck:
@@ -67,7 +61,7 @@ class BudgetCheck:
         self.peaks = peaks
         self.accepted: set[Any] = set()
         """The sizes within the budget: a tuple for two and more."""
-        if (collected := _collected.get()) is not None:
+        if (collected := context.current().budget_checks) is not None:
             collected.append(self)
 
     def __call__(self, *sizes: int) -> None:
@@ -77,7 +71,7 @@ class BudgetCheck:
             exc.MemoryBudgetCallError: the peak on a device is above the budget.
             NotCalled: checks are collected, see `collect_checks`.
         """
-        if _collected.get() is not None:
+        if context.current().budget_checks is not None:
             raise NotCalled
         for device, needed in zip(self.devices, self.peaks(*sizes), strict=True):
             if needed > self.budget:

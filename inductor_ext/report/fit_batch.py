@@ -8,6 +8,7 @@ graph as a function of the batch size. Weights and inputs are added to it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ _LARGEST = 1 << 30
 
 _COMPILES = 2
 """Maximum number of compiles: at the batch of the example, and at the one that it suggests."""
+
+_Checks = list[budget_runtime.BudgetCheck]
 
 _budgets = itertools.count(1 << 60)
 """Budgets that nothing exceeds, each used once: the same code would not be loaded again."""
@@ -73,8 +76,7 @@ def fit_batch(
 ) -> BatchFit:
     """Find the largest batch with which a model fits into a memory budget.
 
-    The model is compiled, but not run. If gradients are enabled and a parameter or an input
-    requires one, forward and backward have to fit; otherwise, for example under `torch.no_grad()`,
+    The model is compiled, but not run. Forward and backward have to fit; under `torch.no_grad()`
     the forward alone. The workspace of kernels of libraries is not known and not counted.
 
     Args:
@@ -89,8 +91,7 @@ def fit_batch(
 
     Raises:
         exc.BadArgumentError: the example has no batch, or a budget is needed.
-        exc.BatchNotDynamicError: the memory does not depend on the batch size, or the model cannot
-            be compiled for other batch sizes.
+        exc.BatchNotDynamicError: the memory at other batch sizes is not known.
         exc.NoBatchFitsError: not even a batch of one fits.
     """
     target = getattr(model, "_orig_mod", model)
@@ -102,38 +103,49 @@ def fit_batch(
     limit = _read_budget(budget, device, weights)
     kept = _parse("reserved", reserved) if reserved else 0
     input_row = sum(tensor[0].numel() * tensor.element_size() for tensor in tensors)
-    batch = len(tensors[0])
-    # A plan is made for the sizes of the first call, and may need more at others.
-    for _ in range(_COMPILES):
+    split = len(positional)
+
+    def compile_for(batch: int) -> _Checks:
         arguments = [_resize(value, batch) for value in values]
-        split = len(positional)
-        named = dict(zip(named, arguments[split:], strict=True))
-        checks = _compile(target, arguments[:split], named)
+        return _compile(target, arguments[:split], dict(zip(named, arguments[split:], strict=True)))
 
-        def plan(batch: int, checks: list[budget_runtime.BudgetCheck] = checks) -> int:
-            return max(_evaluate(check, batch, str(device)) for check in checks)
+    def count_needed(checks: _Checks, batch: int) -> int:
+        return weights + kept + batch * input_row + _plan(checks, batch, device)
 
-        def count_needed(batch: int, plan: Callable[[int], int] = plan) -> int:
-            return weights + kept + batch * input_row + plan(batch)
-
-        found = _find_largest(count_needed, limit)
-        if found < 2 or found == batch:
-            break
-        batch = found
+    found, checks = _search(compile_for, count_needed, len(tensors[0]), limit)
     if found == 0:
-        raise exc.NoBatchFitsError(
-            needed=human_bytes(count_needed(1)), budget=human_bytes(limit), device=device
-        )
+        needed = human_bytes(count_needed(checks, 1))
+        raise exc.NoBatchFitsError(needed=needed, budget=human_bytes(limit), device=device)
     return BatchFit(
         batch=found,
         device=str(device),
         budget=limit,
         weights=weights,
         inputs=found * input_row,
-        planned=plan(found),
+        planned=_plan(checks, found, device),
         reserved=kept,
-        next_needed=count_needed(found + 1),
+        next_needed=count_needed(checks, found + 1),
     )
+
+
+def _search(
+    compile_for: Callable[[int], _Checks],
+    count_needed: Callable[[_Checks, int], int],
+    batch: int,
+    limit: int,
+) -> tuple[int, _Checks]:
+    """Return the largest batch that fits, 0 if there is none, and the checks that say so.
+
+    A plan is made for the sizes of the first call, and may need more at others: the model is
+    compiled again for the batch that the first compile suggests.
+    """
+    for _ in range(_COMPILES):
+        checks = compile_for(batch)
+        found = _find_largest(functools.partial(count_needed, checks), limit)
+        if found < 2 or found == batch:
+            break
+        batch = found
+    return found, checks
 
 
 def _find_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
@@ -205,7 +217,7 @@ def _parse(name: str, value: int | str) -> int:
 
 def _compile(
     target: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]
-) -> list[budget_runtime.BudgetCheck]:
+) -> _Checks:
     """Compile a model and return the checks in the code of its graphs."""
     import torch
     from torch._functorch import config as functorch_config
@@ -238,13 +250,15 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}"
 
 
-def _evaluate(check: budget_runtime.BudgetCheck, batch: int, device: str) -> int:
-    """Return the peak of a graph on a device; all of its symbols are the batch."""
-    peaks = check.peaks(*[batch] * len(check.sizes))
-    return max(
-        (peak for name, peak in zip(check.devices, peaks, strict=True) if name == device),
-        default=0,
+def _plan(checks: _Checks, batch: int, device: torch.device) -> int:
+    """Return the highest peak of the graphs on a device; all of their symbols are the batch."""
+    peaks = (
+        peak
+        for check in checks
+        for name, peak in zip(check.devices, check.peaks(*[batch] * len(check.sizes)), strict=True)
+        if name == str(device)
     )
+    return max(peaks, default=0)
 
 
 def _find_largest(count_needed: Callable[[int], int], limit: int) -> int:
