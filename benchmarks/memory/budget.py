@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from benchmarks.harness import measure, results, resumable, variants
-from benchmarks.memory import step_models
-from benchmarks.memory.peak import MIB, record_allocations
+from benchmarks.memory import step_models, steps
+from benchmarks.memory.peak import MIB
 from inductor_ext import events
 from inductor_ext.memory.budget_search import MemoryBudgetRecord
 from inductor_ext.memory.records import MemoryPlanRecord
@@ -76,7 +76,7 @@ class _Step:
     def measure_peak(self) -> int:
         """Return the bytes above the level between steps."""
         self.module.zero_grad()
-        return measure.find_peak(record_allocations(self))
+        return steps.measure_step(self, "cpu").peak
 
     def find(self, record: type[Any]) -> list[Any]:
         """Return the records of the compile of one type."""

@@ -12,8 +12,7 @@ from torch._inductor.utils import fresh_cache
 from torch.nn import functional as F
 
 import inductor_ext
-from benchmarks.harness import measure
-from benchmarks.memory.peak import record_allocations
+from benchmarks.memory import steps
 from inductor_ext import events, exc
 from inductor_ext.memory import budget_search
 from inductor_ext.memory.budget_search import MemoryBudgetRecord
@@ -88,7 +87,7 @@ def plan_peak(records: Sequence[MemoryPlanRecord]) -> int:
 def measure_peak(model: nn.Module, step: Step) -> int:
     """Measure the bytes above the level before a step, as the plans count them."""
     model.zero_grad()
-    return measure.find_peak(record_allocations(step))
+    return steps.measure_step(step, "cpu").peak
 
 
 @pytest.mark.parametrize("make", [transformer, Convolutions])

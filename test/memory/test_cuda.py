@@ -13,6 +13,7 @@ import torch._dynamo
 from torch._inductor import config as inductor_config
 
 import inductor_ext
+from benchmarks.harness import measure
 from inductor_ext import events
 from inductor_ext.memory.records import MemoryPlanRecord
 
@@ -76,11 +77,7 @@ def peak(call: Callable[[], Any]) -> int:
     # The allocator does not split a cached block of which less than 1 MB would be left, and counts
     # all of it.
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return measure.measure_gpu_peak(call)
 
 
 @pytest.mark.parametrize("inductor", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])

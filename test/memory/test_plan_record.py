@@ -8,8 +8,7 @@ import re
 import pytest
 import torch
 
-from benchmarks.harness import measure
-from benchmarks.memory.peak import record_allocations
+from benchmarks.memory import steps
 from inductor_ext.memory import saved_tensors
 from inductor_ext.report import memory_measure
 from test.support.memory_compiles import compiled, planning
@@ -110,7 +109,7 @@ def test_saved_views_count_as_the_memory_that_they_share() -> None:
 
         step()
     model.zero_grad()
-    measured = measure.find_peak(record_allocations(step))
+    measured = steps.measure_step(step, "cpu").peak
     assert max(record.peak for record in records) == pytest.approx(measured, rel=0.01)
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import inductor_ext
-from benchmarks.harness import measure
-from benchmarks.memory.peak import record_allocations
+from benchmarks.memory import steps
 from inductor_ext import exc
 from inductor_ext.report import fit_batch
 
@@ -45,7 +44,7 @@ def measure_training(model: Model, batch: int) -> int:
     step()
     model.zero_grad()
     weights = sum(value.nbytes for value in (*model.parameters(), *model.buffers()))
-    return weights + x.nbytes + measure.find_peak(record_allocations(step))
+    return weights + x.nbytes + steps.measure_step(step, "cpu").peak
 
 
 def test_the_batch_fits_and_the_next_does_not() -> None:

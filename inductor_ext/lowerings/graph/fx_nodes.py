@@ -58,8 +58,13 @@ def is_read_by_strides(node: fx.Node) -> bool:
     )
 
 
+def is_view_operator(node: fx.Node) -> bool:
+    """Whether a node's operator returns a view of its operand, by its schema."""
+    return getattr(node.target, "is_view", False)
+
+
 def _is_part_or_view(node: fx.Node) -> bool:
-    part = node.target is operator.getitem or getattr(node.target, "is_view", False)
+    part = node.target is operator.getitem or is_view_operator(node)
     return part or is_view(node)
 
 

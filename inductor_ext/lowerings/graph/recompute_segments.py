@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph.cleanup import is_pure
+from inductor_ext.lowerings.graph.fx_nodes import is_view_operator
 
 if TYPE_CHECKING:
     from torch import fx
@@ -204,22 +205,20 @@ def _read_values(forward: Sequence[fx.Node]) -> dict[fx.Node, Value]:
     # Users come later, so that their own last use is known.
     for node in reversed(forward):
         uses = [
-            ends[user] if _is_view(user) else place[user] for user in node.users if user in place
+            ends[user] if is_view_operator(user) else place[user]
+            for user in node.users
+            if user in place
         ]
         ends[node] = max(uses, default=place[node])
     values = {}
     for node in forward:
         value: Any = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and not _is_view(node):
+        if isinstance(value, torch.Tensor) and not is_view_operator(node):
             count = value.numel()
             size = count if isinstance(count, int) else count.node.hint
             if size:
                 values[node] = Value(place[node], ends[node], size * value.element_size())
     return values
-
-
-def _is_view(node: fx.Node) -> bool:
-    return getattr(node.target, "is_view", False)
 
 
 def _is_global(value: Value, forward: Sequence[fx.Node]) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph.cleanup import erase_unused, is_pure
-from inductor_ext.lowerings.graph.fx_nodes import is_read_by_strides, is_returned
+from inductor_ext.lowerings.graph.fx_nodes import is_read_by_strides, is_returned, is_view_operator
 from inductor_ext.lowerings.graph.matmul_nodes import call_arguments
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _realize(mask: fx.Node) -> None:
     import torch
 
     stored = mask
-    while _is_view(stored):
+    while is_view_operator(stored):
         stored = stored.all_input_nodes[0]
     value: Any = stored.meta.get("val")
     if stored.op != "call_function" or not isinstance(value, torch.Tensor):
@@ -108,16 +108,12 @@ def _realize(mask: fx.Node) -> None:
     stored.meta["inductor_realize_to_strides"] = True
 
 
-def _is_view(node: fx.Node) -> bool:
-    return getattr(node.target, "is_view", False)
-
-
 def _set_value(node: fx.Node, value: torch.Tensor) -> None:
     """Set the value of a node, with other strides than before, and the values of its views."""
     from torch import fx
 
     node.meta["val"] = value
-    for user in filter(_is_view, node.users):
+    for user in filter(is_view_operator, node.users):
         view: Any = user.target
         args, kwargs = fx.node.map_arg((user.args, user.kwargs), lambda n: n.meta["val"])
         _set_value(user, view(*args, **kwargs))
