@@ -126,11 +126,11 @@ def is_contiguous(node: fx.Node) -> bool:
     return True
 
 
-def add_call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any) -> fx.Node:
+def add_call(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """Add a call of an operator, with its value and the other metadata of the node `like`."""
     from torch import fx
 
-    added = graph.call_function(target, args)
-    values: Any = fx.node.map_arg(args, lambda node: node.meta["val"])
-    added.meta = {**like.meta, "val": target(*values)}
+    added = graph.call_function(target, args, kwargs)
+    values: Any = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
+    added.meta = {**like.meta, "val": target(*values[0], **values[1])}
     return added

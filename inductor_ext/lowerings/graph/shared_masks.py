@@ -1,4 +1,7 @@
-"""Gives calls of attention with equal masks one mask.
+"""Stores the masks of attention once, and no dimension along which they repeat.
+
+A mask to which a model adds a bias has one matrix per sequence and head, also if all sequences have
+the same. Attention reads a dimension of size 1 with stride 0.
 
 A model passes one mask to all layers, but AOTAutograd decomposes each call on its own: the
 conversion of a boolean mask, the addition of a bias and the padding of rows are in the graph once
@@ -14,8 +17,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph.cleanup import erase_unused, is_pure
-from inductor_ext.lowerings.graph.fx_nodes import is_read_by_strides, is_returned, is_view_operator
+from inductor_ext.lowerings.graph.fx_nodes import (
+    add_call,
+    is_read_by_strides,
+    is_returned,
+    is_view_operator,
+    shape,
+)
 from inductor_ext.lowerings.graph.matmul_nodes import call_arguments
+from inductor_ext.lowerings.graph.repeated_values import add_without_repeats, find_repeated_dims
 
 if TYPE_CHECKING:
     import torch
@@ -23,13 +33,17 @@ if TYPE_CHECKING:
 
 
 def share_masks(graph: fx.Graph) -> None:
-    """Let calls of attention whose masks are equal read one mask.
+    """Let calls of attention whose masks are equal read one mask, without repeated dimensions.
 
     Args:
         graph: a graph of ATen operators, before any of them is made in-place: a mask that is
             overwritten later would not be equal to the others.
     """
-    masks = {node: mask for node in graph.nodes if (mask := _find_mask(node)) is not None}
+    masks = _find_masks(graph)
+    if not masks:
+        return
+    _store_repeated_dims_once(graph, masks)
+    masks = _find_masks(graph)
     if len(masks) < 2:
         return
     first = _number_values(graph)
@@ -39,6 +53,11 @@ def share_masks(graph: fx.Graph) -> None:
             call.replace_input_with(mask, shared)
             erase_unused(mask)
             _realize(shared)
+
+
+def _find_masks(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return the mask of each call of attention that has one."""
+    return {node: mask for node in graph.nodes if (mask := _find_mask(node)) is not None}
 
 
 def _find_mask(node: fx.Node) -> fx.Node | None:
@@ -53,6 +72,39 @@ def _find_mask(node: fx.Node) -> fx.Node | None:
     arguments = call_arguments(node)
     mask: fx.Node | None = arguments.get("attn_mask") or arguments.get("attn_bias")
     return mask
+
+
+def _store_repeated_dims_once(graph: fx.Graph, masks: dict[fx.Node, fx.Node]) -> None:
+    """Store size 1 of a mask along dimensions of sequences and heads in which its values repeat.
+
+    Only on CUDA devices: for the CPU's kernel, Inductor would copy a mask with a stride of 0. Rows
+    and columns are stored as they are: kernels load several values of a row at once.
+    """
+    import torch
+
+    repeated = find_repeated_dims(graph)
+    for call, mask in masks.items():
+        ndim = len(shape(mask))
+        dims = {dim for dim in repeated.get(mask, ()) if dim < ndim - 2}
+        # A view that repeats a smaller tensor needs no other.
+        is_stored = _skip_view_operators(mask) in repeated
+        if not (dims and is_stored and mask.meta["val"].is_cuda) or is_returned(mask):
+            continue
+        with graph.inserting_before(call):
+            compact = add_without_repeats(graph, mask, frozenset(dim - ndim for dim in dims))
+            sizes = [_add_size(graph, mask, dim) if dim in dims else -1 for dim in range(ndim)]
+            expanded = add_call(graph, mask, torch.ops.aten.expand.default, compact, sizes)
+        call.replace_input_with(mask, expanded)
+        _realize(expanded)
+
+
+def _add_size(graph: fx.Graph, node: fx.Node, dim: int) -> int | fx.Node:
+    import torch
+
+    size = node.meta["val"].shape[dim]
+    if isinstance(size, int):
+        return size
+    return add_call(graph, node, torch.ops.aten.sym_size.int, node, dim)
 
 
 def _number_values(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
@@ -96,9 +148,7 @@ def _realize(mask: fx.Node) -> None:
     """
     import torch
 
-    stored = mask
-    while is_view_operator(stored):
-        stored = stored.all_input_nodes[0]
+    stored = _skip_view_operators(mask)
     value: Any = stored.meta.get("val")
     if stored.op != "call_function" or not isinstance(value, torch.Tensor):
         return
@@ -106,6 +156,12 @@ def _realize(mask: fx.Node) -> None:
         contiguous = torch.empty_like(value, memory_format=torch.contiguous_format)
         _set_value(stored, contiguous)
     stored.meta["inductor_realize_to_strides"] = True
+
+
+def _skip_view_operators(node: fx.Node) -> fx.Node:
+    while is_view_operator(node):
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _set_value(node: fx.Node, value: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -165,6 +166,40 @@ def test_one_mask_is_stored_in_code_for_a_gpu(length: int) -> None:
     assert len(re.findall(rf"efficient_attention.default\(.*\b{name}\b", code)) == 3
 
 
+def one_mask_for_all_sequences(
+    x: torch.Tensor, bias: torch.Tensor, position: torch.Tensor
+) -> torch.Tensor:
+    """Layers as T5's: a causal mask of each sequence, to which the bias of each head is added."""
+    aten = torch.ops.aten
+    batch, _, length, _ = x.shape
+    keep = position.unsqueeze(0) <= position.unsqueeze(1)
+    for _ in range(3):
+        mask = torch.where(keep.expand(batch, 1, length, length), 0.0, -9.0) + bias
+        if pad := -length % 8:
+            mask = aten.slice(aten.constant_pad_nd(mask, [0, pad], 0.0), -1, 0, length)
+        x = x + aten._scaled_dot_product_efficient_attention(x, x, x, mask, False)[0]
+    return x
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it stands in for a GPU")
+@pytest.mark.parametrize("length", [40, 36, 33])
+def test_a_mask_is_stored_for_one_sequence(length: int) -> None:
+    pytest.importorskip("triton")
+    inputs = (
+        ((3, HEADS, length, SIZE), torch.float32),
+        ((1, HEADS, length, length), torch.float32),
+        ((length,), torch.int64),
+    )
+    masks = rf"(\w+) = empty_strided_cuda\(\((\d), {HEADS}, {length}, (?:{length}|40)\)"
+    inductor = fake_cuda.lower(one_mask_for_all_sequences, *inputs).code
+    assert {size for _, size in re.findall(masks, inductor)} == {"3"}
+    with scope.compile_scope(config.snapshot({})):
+        code = fake_cuda.lower(one_mask_for_all_sequences, *inputs).code
+    ((name, size),) = re.findall(masks, code)
+    assert size == "1"
+    assert len(re.findall(rf"efficient_attention.default\(.*\b{name}, \(3, ", code)) == 3
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("length", [64, 36, 33])
@@ -178,3 +213,26 @@ def test_masks_on_a_gpu_are_aligned(length: int, dtype: torch.dtype) -> None:
     for result in results:
         error = (result.double() - expected).abs().max() / expected.abs().max()
         assert float(error) < tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("length", [64, 36, 33])
+def test_a_mask_for_all_sequences_on_a_gpu(length: int, dtype: torch.dtype, dynamic: bool) -> None:
+    tolerance = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    model, x, _ = make(length, dtype, "cuda")
+    keep = torch.ones(length, length, dtype=torch.bool, device="cuda").tril()
+
+    def call(model: Model, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(x, keep.expand(len(x), 1, -1, -1))
+        return result
+
+    with gpu_util.compiling(), torch.no_grad():
+        run = compiled(call, dynamic=dynamic)
+        for inputs in (x, torch.cat([x, -x, x])):
+            result = run(model, inputs, keep)
+            exact = copy.deepcopy(model).double()
+            expected = call(exact, inputs.double(), keep)
+            error = (result.double() - expected).abs().max() / expected.abs().max()
+            assert float(error) < tolerance
