@@ -58,6 +58,8 @@ def add_without_repeats(graph: fx.Graph, node: fx.Node, dims: frozenset[int]) ->
         return node
     aten = torch.ops.aten
     target: Any = node.target
+    args: Any
+    kwargs: Any
     if _is_pointwise(target):
         args, kwargs = fx.node.map_arg(
             (node.args, node.kwargs),
@@ -66,20 +68,21 @@ def add_without_repeats(graph: fx.Graph, node: fx.Node, dims: frozenset[int]) ->
             ),
         )
         return add_call(graph, node, target, *args, **kwargs)
+    arguments = call_arguments(node)
     if target is aten.expand.default:
-        operand, size = node.args
-        size = [1 if dim - len(size) in dims else length for dim, length in enumerate(size)]
-        return add_call(graph, node, target, add_without_repeats(graph, operand, dims), size)
-    if target is aten.constant_pad_nd.default or (
-        target is aten.slice.Tensor
-        and call_arguments(node)["dim"] % len(sizes) - len(sizes) not in dims
+        lengths = enumerate(arguments["size"], start=-len(sizes))
+        args = (node.args[0], [1 if dim in dims else length for dim, length in lengths])
+    elif target is aten.constant_pad_nd.default or (
+        target is aten.slice.Tensor and arguments["dim"] % len(sizes) - len(sizes) not in dims
     ):
-        operand, *rest = node.args
-        operand = add_without_repeats(graph, operand, dims)
-        return add_call(graph, node, target, operand, *rest, **node.kwargs)
-    for dim in dims:
-        node = add_call(graph, node, aten.slice.Tensor, node, dim, 0, 1)
-    return node
+        args = node.args
+    else:
+        for dim in dims:
+            node = add_call(graph, node, aten.slice.Tensor, node, dim, 0, 1)
+        return node
+    operand, *rest = args
+    operand = add_without_repeats(graph, operand, dims)
+    return add_call(graph, node, target, operand, *rest, **node.kwargs)
 
 
 def _repeated_of(
