@@ -46,6 +46,10 @@ from inductor_ext.settings import Settings, parse_bytes
 _MIN_ARENA_BYTES = 512
 """Minimum size in bytes of a buffer that is placed in an arena."""
 
+_GPU_UNUSED_SHARE = 1 / 2
+"""`placement_policy.UNUSED_SHARE` on a GPU: workspaces of cuDNN and of attention are below half of
+the peak there, while oneDNN copies operands and results of convolutions to blocked layouts."""
+
 
 def plan_wrapper(
     stock: Callable[[Any, bool], None], wrapper: Any, is_inference: bool, settings: Settings
@@ -258,7 +262,7 @@ class _Planner:
         decision = self._decide_for(pool if pool != "combined" else "outputs")
         if decision.arenas and not self.force:
             without = self._decide_for("none")
-            if without.calls <= decision.calls:
+            if without.host_cost <= decision.host_cost:
                 return without
         if pool == "combined" and self.force:
             # An arena lives as long as any output in it. Share one between outputs and
@@ -290,6 +294,11 @@ class _Planner:
             sizes=self._sizes,
             other_memory=self.other,
             unbounded_steps=self.unbounded_steps,
+            unused_shares={
+                device: _GPU_UNUSED_SHARE
+                for device in {str(storage.device) for storage in self.memory.storages}
+                if not device.startswith("cpu")
+            },
             force=self.force,
             min_size=_MIN_ARENA_BYTES,
         )

@@ -10,7 +10,7 @@ _assert_size_stride = torch._C._dynamo.guards.assert_size_stride
 def match_strides(
     tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], op_name: str
 ) -> torch.Tensor:
-    """Return `tensor`, or a copy of it if its strides differ from `stride`.
+    """Return a copy of `tensor`, whose strides differ from `stride`, with these strides.
 
     Args:
         tensor: the result of an operator.
@@ -21,11 +21,7 @@ def match_strides(
     Raises:
         AssertionError: the size differs.
     """
-    try:
+    if tensor.shape != size:
         _assert_size_stride(tensor, size, stride, op_name)
-    except AssertionError:
-        if tensor.shape != size:
-            raise
-        copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-        return copy.copy_(tensor)
-    return tensor
+    copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import inductor_ext
 from inductor_ext import _compat
+from inductor_ext.hooks.upstream_fixes import stride_runtime
 from test.support import aot_util
 from test.support.compile_util import BACKEND
 
@@ -99,6 +100,15 @@ def test_results_with_other_strides_are_copied(way: str) -> None:
         actual = compile_model(model, args, way)(*args)
     for ours, eager in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+def test_equal_strides_cost_no_call_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(stride_runtime, "match_strides", lambda *arguments: calls.append(arguments))
+    x = torch.randn(4, 3)
+    compiled = torch.compile(lambda x: double(x) + 1, backend=BACKEND)
+    torch.testing.assert_close(compiled(x), double(x) + 1)
+    assert not calls
 
 
 def test_a_result_of_another_size_is_an_error() -> None:

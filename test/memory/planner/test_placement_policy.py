@@ -29,6 +29,8 @@ from test.support.planner_expressions import plan_arenas
 
 GRANULE = 64
 
+UNUSED_SHARES = {"cuda:0": 1 / 2}
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -47,6 +49,7 @@ class Case:
             plan=plan,
             other_memory=self.other_memory,
             unbounded_steps=self.unbounded_steps,
+            unused_shares=UNUSED_SHARES,
             force=force,
             min_size=self.min_size,
         )
@@ -206,7 +209,8 @@ def check_limits(case: Case, decision: Decision) -> None:
                 assert used[step] + other[step] <= bound
                 if step in case.unbounded_steps:
                     total = used[step] + other[step]
-                    assert total <= max(needed[step] + other[step], UNUSED_SHARE * bound)
+                    share = UNUSED_SHARES.get(device, UNUSED_SHARE)
+                    assert total <= max(needed[step] + other[step], share * bound)
 
 
 class TestRandomSchedules:
@@ -289,6 +293,12 @@ class TestRoom:
         assert decide(storages, 6, plan=plan, unbounded_steps={2}).reused_from == taken
         assert decide(storages, 6, plan=plan, unbounded_steps={1, 3, 4, 5}).reused_from == {1: 0}
 
+    @pytest.mark.parametrize(("share", "taken"), [(1 / 2, {1: 0}), (0.49, {})])
+    def test_the_share_of_a_device(self, share: float, taken: dict[int, int]) -> None:
+        storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(128, 5, 6)]
+        decision = decide(storages, 6, plan=plan, unbounded_steps={2}, unused_shares={"cpu": share})
+        assert decision.reused_from == taken
+
     def test_every_assumption_counts(self) -> None:
         storages = [reusable(64, 0, 2), reusable(64, 3, 5), storage(128, 5, 6)]
         low, high = [0] * 6, [0, 0, 100, 0, 0, 0]
@@ -304,6 +314,16 @@ class TestRoom:
         decision = decide([*storages, storage(128, 5, 6)], 6, plan=plan)
         assert decision.reused_from == {1: 0}
         assert decision.peaks == ({"cpu": 128, "cuda:0": 10_000},)
+
+    def test_host_cost_counts_views_of_arenas(self) -> None:
+        requests = [Request(str(index), index, index + 2, 512, GRANULE) for index in range(4)]
+        storages = [
+            storage(512, request.start, request.end, request=request, group=0)
+            for request in requests
+        ]
+        decision = decide(storages, 6, plan=plan)
+        assert decision.calls == len(decision.arenas) == 1
+        assert decision.host_cost == 1 + 4 / 2
 
     def test_no_storage_at_all(self) -> None:
         assert decide([], 4, plan=plan) == Decision((), {}, ({},), 0)
