@@ -203,13 +203,13 @@ class _Planner:
 
     def run(self, start: float) -> MemoryPlanRecord:
         """Replace the wrapper's lines and return the record."""
-        decision = self._decide()
         inductor_ranges = planner_input.to_live_ranges(self.inductor_memory)
+        calls_before = placement_policy.count_calls(inductor_ranges)
+        decision = self._decide(calls_before)
         other = planner_input.list_other_memory(self.inductor_memory, backward=self.is_backward)
         peak_before = planner_input.max_live_bytes(
             inductor_ranges, other, self.inductor_memory.steps, self.assumption
         )
-        calls_before = placement_policy.count_calls(inductor_ranges)
         unplaced_ranges = planner_input.to_live_ranges(self.memory)
         bound = planner_input.max_live_bytes(
             unplaced_ranges, self.other, self.memory.steps, self.assumption
@@ -252,7 +252,8 @@ class _Planner:
         """Return the memory that the plan uses, after `run`."""
         return read_peak(self.wrapper, *self.applied, inputs=self.is_backward)
 
-    def _decide(self) -> placement_policy.Decision:
+    def _decide(self, inductor_calls: int) -> placement_policy.Decision:
+        """Return arenas and reuse, given the allocator calls of Inductor's plan."""
         has_arenas = (
             self.settings.memory_arenas != "never"
             and (self.reuse or self.force)
@@ -262,7 +263,8 @@ class _Planner:
         decision = self._decide_for(pool if pool != "combined" else "outputs")
         if decision.arenas and not self.force:
             without = self._decide_for("none")
-            if without.host_cost <= decision.host_cost:
+            few = without.calls <= max(decision.calls, inductor_calls)
+            if few and without.host_cost <= decision.host_cost:
                 return without
         if pool == "combined" and self.force:
             # An arena lives as long as any output in it. Share one between outputs and
