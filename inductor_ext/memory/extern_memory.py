@@ -15,6 +15,8 @@ from torch._inductor import ir
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, Min
 
+from inductor_ext.memory import measured_workspace
+
 FALLBACK_HINT = 64
 """Value assumed for a size without a hint (unbacked symbols), as in Inductor's planner."""
 
@@ -32,20 +34,21 @@ def scratch_bytes(node: Any) -> Any:
 
     The formula for float32 attention on CPU follows the allocations in at::native's flash
     attention: each thread has a tile of scores, two statistics per row, and a tile of the output.
+    Other kernels on CPU are measured (`measured_workspace`).
     """
     name = str(getattr(node, "op_overload", ""))
     if name.startswith("aten._scaled_dot_product_flash_attention_for_cpu.default"):
         query, key = (value.get_size() for value in node.inputs[:2])
         if node.inputs[0].get_dtype() != torch.float32 or len(node.inputs) > 3:
             # A mask is copied; other dtypes need more tiles.
-            return None
+            return measured_workspace.workspace_bytes(node)
         length, keys, head = map(sympy.sympify, (query[2], key[2], query[3]))
         # 32 rows, 64 from a length of 192 on, 256 from 768 on.
         from_192, from_768 = (Min(1, FloorDiv(length, limit)) for limit in (192, 768))
         rows = Min(32 + 32 * from_192 + 192 * from_768, length)
         columns = Min(512, keys)
         return torch.get_num_threads() * (rows * columns + 2 * rows + rows * head) * 4
-    return None
+    return measured_workspace.workspace_bytes(node)
 
 
 def has_unbounded_workspace(node: Any) -> bool:

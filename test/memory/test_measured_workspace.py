@@ -1,0 +1,116 @@
+"""Plans know the workspaces of CPU kernels that follow no formula."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import inductor_ext
+from benchmarks.harness.measure import record_allocations
+from inductor_ext.memory import measured_workspace
+from test.support.memory_compiles import compiled, planning
+
+LARGEST_ROUNDING = 64
+
+
+def peak_of(call: Any) -> int:
+    """Bytes above the level before; the second call."""
+    call()
+    kept: list[Any] = []
+    return max(itertools.accumulate(record_allocations(lambda: kept.append(call()))))
+
+
+class Convolutions(nn.Module):
+    def __init__(self, channels: int = 24) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, bias=True)
+        self.second = nn.Conv2d(channels, channels, 3, groups=channels)
+        self.last = nn.ConvTranspose2d(channels, 5, 2, stride=2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(x).relu()).sigmoid())  # type: ignore[no-any-return]
+
+
+def masked_attention(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    query = x * 2
+    return F.scaled_dot_product_attention(query, query, query, attn_mask=mask) + 1
+
+
+@pytest.fixture(autouse=True)
+def _nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_workspace, "_measured", {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_planned_peak_of_convolutions_is_measured(dtype: torch.dtype) -> None:
+    model = Convolutions().to(dtype)
+    x = torch.randn(2, 3, 37, 35, dtype=dtype)
+    with planning() as plans, torch.no_grad():
+        run = compiled(model)
+        result = run(x)
+        measured = peak_of(lambda: run(x))
+        torch.testing.assert_close(result, model(x))
+    (plan,) = plans
+    assert plan.peak == pytest.approx(measured, abs=len(plan.storages) * LARGEST_ROUNDING)
+    assert min(filter(None, measured_workspace._measured.values())) > 0
+
+
+def test_the_planned_peak_of_training_is_measured() -> None:
+    model = Convolutions()
+    x = torch.randn(2, 3, 37, 35)
+
+    def step() -> None:
+        run(x).square().sum().backward()
+
+    with planning():
+        run = compiled(model)
+        step()
+        report = inductor_ext.memory_report(run).measure(step)
+    assert [row.kind for row in report.measured] == ["forward", "backward"]
+    for row in report.measured:
+        assert row.predicted == pytest.approx(row.measured, rel=0.01)
+    assert None not in measured_workspace._measured.values()
+
+
+def test_the_planned_peak_of_masked_attention_is_measured() -> None:
+    x = torch.randn(2, 4, 33, 16)
+    mask = torch.randn(33, 33)
+    with planning() as plans, torch.no_grad():
+        run = compiled(masked_attention)
+        torch.testing.assert_close(run(x, mask), masked_attention(x, mask), atol=1e-4, rtol=1e-4)
+        measured = peak_of(lambda: run(x, mask))
+    (plan,) = plans
+    assert list(measured_workspace._measured.values()) != [None]
+    assert plan.peak == pytest.approx(measured, abs=len(plan.storages) * LARGEST_ROUNDING)
+
+
+def test_a_kernel_is_measured_once() -> None:
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(5)))
+    with planning(), torch.no_grad():
+        compiled(model)(torch.randn(1, 4, 16, 16))
+    assert len(measured_workspace._measured) <= 2  # the layout of the first operand may differ
+
+
+@pytest.mark.parametrize("limit", ["_MAX_FLOPS", "_MAX_BYTES"])
+def test_large_kernels_are_not_run(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured_workspace, limit, 1000)
+    with planning(), torch.no_grad():
+        compiled(Convolutions())(torch.randn(2, 3, 37, 35))
+    assert not measured_workspace._measured
+
+
+def test_kernels_of_dynamic_sizes_are_not_run() -> None:
+    with planning(), torch.no_grad():
+        compiled(Convolutions(), dynamic=True)(torch.randn(2, 3, 37, 35))
+    assert not measured_workspace._measured
+
+
+def test_nothing_is_recorded_inside_a_profiler() -> None:
+    with planning(), torch.no_grad(), torch.profiler.profile():
+        compiled(Convolutions())(torch.randn(2, 3, 37, 35))
+    assert not measured_workspace._measured
