@@ -164,6 +164,6 @@ def _record(call: Callable[[], object]) -> int:
         for event in of_thread
         if event.kind() == "memory_alloc"
     ]
-    levels = [0, *itertools.accumulate(changes)]
+    levels: list[int] = [0, *itertools.accumulate(changes)]
     del result
     return max(levels) - levels[-1]
