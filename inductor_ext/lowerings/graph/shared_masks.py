@@ -77,23 +77,27 @@ def _find_mask(node: fx.Node) -> fx.Node | None:
 def _store_repeated_dims_once(graph: fx.Graph, masks: dict[fx.Node, fx.Node]) -> None:
     """Store size 1 of a mask along dimensions of sequences and heads in which its values repeat.
 
-    Only on CUDA devices: for the CPU's kernel, Inductor would copy a mask with a stride of 0. Rows
-    and columns are stored as they are: kernels load several values of a row at once.
+    Only for the operator whose mask Inductor passes with strides of 0: for the others, it would
+    copy the mask. Rows and columns are stored as they are: the kernel loads several values of a row
+    at once.
     """
     import torch
 
+    aten = torch.ops.aten
     repeated = find_repeated_dims(graph)
     for call, mask in masks.items():
+        if call.target is not aten._scaled_dot_product_efficient_attention.default:
+            continue
         ndim = len(shape(mask))
         dims = {dim for dim in repeated.get(mask, ()) if dim < ndim - 2}
         # A view that repeats a smaller tensor needs no other.
         is_stored = _skip_view_operators(mask) in repeated
-        if not (dims and is_stored and mask.meta["val"].is_cuda) or is_returned(mask):
+        if not (dims and is_stored) or is_returned(mask):
             continue
         with graph.inserting_before(call):
             compact = add_without_repeats(graph, mask, frozenset(dim - ndim for dim in dims))
             sizes = [_add_size(graph, mask, dim) if dim in dims else -1 for dim in range(ndim)]
-            expanded = add_call(graph, mask, torch.ops.aten.expand.default, compact, sizes)
+            expanded = add_call(graph, mask, aten.expand.default, compact, sizes)
         call.replace_input_with(mask, expanded)
         _realize(expanded)
 
