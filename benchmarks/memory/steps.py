@@ -6,7 +6,8 @@ gradients accumulate, autocast to bfloat16, checkpoints of activations. Peaks ar
 level before the step, that is above weights, inputs and optimizer state: on a CPU by the events of
 torch's allocator, with sizes rounded up to 64 bytes, on a GPU by the caching allocator's own
 maximum. Allocator calls are all of the step, those of kernels and of the optimizer included. Times
-are wall time, with the variants in alternation; `--rounds 0` leaves them out.
+are wall time, with the variants in alternation; `--rounds 0` leaves them out. The error of the
+planned peak compares each graph's plan with what its call allocates.
 
     python -m benchmarks.memory.steps [--models NAME ...] [--kinds KIND ...] [--device cuda]
         [--scale large] [--json-out DIR]
@@ -22,11 +23,12 @@ from typing import Any
 
 import torch
 
+import inductor_ext
 from benchmarks.harness import measure, results, resumable, variants
 from benchmarks.memory import step_models
 from benchmarks.memory.peak import MIB, record_allocations
 
-__all__ = ["KINDS", "VARIANTS", "Footprint", "main", "make_rows", "measure_step"]
+__all__ = ["KINDS", "VARIANTS", "Footprint", "find_plan_error", "main", "make_rows", "measure_step"]
 
 VARIANTS: Mapping[str, str | None] = {"eager": None, "stock": "inductor", "ours": "inductor_ext"}
 """Backends by column of the results; None for eager mode."""
@@ -125,8 +127,24 @@ def measure_step(step: Callable[[], object], device: str) -> Footprint:
     return Footprint(peak, torch.cuda.memory_stats()["allocation.all.allocated"] - before)
 
 
+def find_plan_error(step: _Step) -> float:
+    """Return the largest difference between a graph's measured and planned peak.
+
+    Percent of the highest measured peak of the step's graphs.
+
+    Args:
+        step: has run before, compiled by the extension.
+    """
+    graphs = inductor_ext.memory_report(step.forward).measure(step).measured
+    differences = [abs(graph.measured - graph.predicted) for graph in graphs]
+    return 100 * max(differences) / max(graph.measured for graph in graphs)
+
+
 def make_rows(
-    case: str, footprints: Mapping[str, Footprint], seconds: Mapping[str, Sequence[float]]
+    case: str,
+    footprints: Mapping[str, Footprint],
+    seconds: Mapping[str, Sequence[float]],
+    plan_error: Mapping[str, float] | None = None,
 ) -> list[results.Row]:
     """Return result rows.
 
@@ -134,12 +152,14 @@ def make_rows(
         case: model and kind of step.
         footprints: by variant.
         seconds: times of a step, by variant.
+        plan_error: `find_plan_error`, by variant.
     """
     times = {name: measure.summarize(values) for name, values in seconds.items()}
     table: tuple[tuple[str, str, Mapping[str, float]], ...] = (
         ("peak", "MiB", {name: found.peak / MIB for name, found in footprints.items()}),
         ("allocator calls", "calls", {name: found.calls for name, found in footprints.items()}),
         ("time", "ms", {name: sample.median * 1e3 for name, sample in times.items()}),
+        ("error of planned peak", "%", plan_error or {}),
     )
     spread = max((sample.spread for sample in times.values()), default=None)
     return [
@@ -163,6 +183,7 @@ class _Bench:
         """Measure a model with a kind of step. A variant that fails is left out."""
         steps: dict[str, _Step] = {}
         footprints: dict[str, Footprint] = {}
+        plan_error: dict[str, float] = {}
         failures = []
         for name, backend in VARIANTS.items():
             try:
@@ -174,11 +195,13 @@ class _Bench:
                 step()
                 footprints[name] = measure_step(step, self.device)
                 steps[name] = step
+                if name == "ours":
+                    plan_error[name] = find_plan_error(step)
             except Exception as error:
                 failures.append(f"  {name}: {type(error).__name__}: {str(error)[:300]}")
         timers = {name: variants.make_timer(step) for name, step in steps.items()}
         seconds = measure.alternate(timers, self.rounds) if self.rounds else {}
-        rows = make_rows(f"{model}, {kind}", footprints, seconds)
+        rows = make_rows(f"{model}, {kind}", footprints, seconds, plan_error)
         return resumable.CaseResult(rows, _format(rows, failures), bool(failures))
 
 
