@@ -46,6 +46,7 @@ __all__ = [
     "NoBatchFitsError",
     "NoModelError",
     "NotAnExportedProgramError",
+    "NotMeasurableError",
     "NotReportableError",
     "NothingCompiledError",
     "NothingMeasuredError",
@@ -53,6 +54,7 @@ __all__ = [
     "PlanError",
     "PlanNotFoundError",
     "SharedWeightsFileError",
+    "SizesNotKnownError",
     "SourcesOnlyError",
     "TuningFaultError",
     "UncheckableInputError",
@@ -545,6 +547,20 @@ class NoBatchFitsError(InductorExtError):
 
     template = "A batch of 1 needs {needed} on {device}, more than the budget of {budget}."
     remedy = "Raise the budget, or reduce the model or its other dimensions."
+
+
+class SizesNotKnownError(InductorExtError):
+    """Sizes at which the memory of a report's graphs is not known."""
+
+    template = "The memory of {title} at other sizes is not known: {why}."
+    remedy = "{fix}"
+
+
+class NotMeasurableError(InductorExtError):
+    """A step whose memory cannot be measured."""
+
+    template = "The {what} cannot be measured: {why}."
+    remedy = "{fix}"
 
 
 class NothingMeasuredError(InductorExtError):

@@ -32,7 +32,14 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import Max
 
 from inductor_ext import events, exc
-from inductor_ext.memory import budget, extern_memory, known_ir, plan_record, planner_input
+from inductor_ext.memory import (
+    budget,
+    dynamic_plan,
+    extern_memory,
+    known_ir,
+    plan_record,
+    planner_input,
+)
 from inductor_ext.memory.graph_buffers import list_inlined_graphs
 from inductor_ext.memory.planner import arenas, peak_report, placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena, Request
@@ -233,7 +240,7 @@ class _Planner:
             memory, applied = self.inductor_memory, None
         self.applied = memory, applied
         record_peaks(self.wrapper, peak)
-        return plan_record.make_record(
+        record = plan_record.make_record(
             self.wrapper,
             self.kind,
             start,
@@ -246,6 +253,13 @@ class _Planner:
             calls=calls,
             arenas=rows,
             storages=plan_record.storage_rows(memory, applied, inputs=self.is_backward),
+        )
+        return dynamic_plan.add_dynamic_plan(
+            record,
+            self.wrapper,
+            (memory, self.inductor_memory, self.memory),
+            applied,
+            inputs=self.is_backward,
         )
 
     def read_peak(self) -> SymbolicPeak:

@@ -101,6 +101,8 @@ PURE = (
     "memory.planner.local_search",
     "memory.planner.peak_report",
     "memory.planner.placement_policy",
+    "memory.planner.resized_plan",
+    "memory.planner.size_expression",
     "memory.planner.solver",
     "memory.planner.symbolic",
     "memory.planner.symbolic.algebra",

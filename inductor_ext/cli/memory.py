@@ -1,16 +1,17 @@
 """`inductor-ext memory FILE`: shows the memory plans in a file as text, JSON or an HTML page.
 
 FILE is an event log, a report written with --json, or an exported program, which is planned. The
-exit code is 0, or 2 if the file cannot be read.
+exit code is 0, or 2 if the file cannot be read or the memory at a requested size is not known.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 
 from inductor_ext import exc
-from inductor_ext.cli.argument_types import parse_natural
+from inductor_ext.cli.argument_types import parse_natural, parse_positive
 from inductor_ext.report.memory_report import MemoryReport, read
 
 
@@ -29,8 +30,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="GRAPH",
         help="only the plans with this number, name of the generated function, or kind",
     )
+    parser.add_argument(
+        "--batch",
+        type=parse_positive,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="also show the peak at these sizes of the batch, the first dimension of the inputs, "
+        "which has to be dynamic",
+    )
+    parser.add_argument(
+        "--size",
+        type=_parse_size,
+        action="append",
+        default=[],
+        metavar="SYMBOL=N",
+        help="the value of another dynamic size in --batch; without --batch, report the plans at "
+        "this size",
+    )
     parser.add_argument("--html", metavar="OUT", help="also write an HTML page with charts")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _parse_size(text: str) -> tuple[str, int]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form SYMBOL=N, such as s77=128")
+    return name, parse_natural(value)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,6 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         _check_writable(arguments.html)
     report = _select_graphs(read(arguments.file), arguments.file, arguments.graph)
+    sizes = dict(arguments.size)
+    if arguments.batch:
+        report = report.compare_batches(*arguments.batch, sizes=sizes)
+    elif sizes:
+        report = report.at(sizes=sizes)
     if arguments.html is not None:
         report.write_html(arguments.html, arguments.top)
     print(report.to_json() if arguments.json else report.table(arguments.top))
@@ -76,4 +107,7 @@ def _select_graphs(report: MemoryReport, path: str, selector: str | None) -> Mem
         )
     keys = {record.cache_key for record in selected}
     measured = tuple(run for run in report.measured if run.cache_key in keys)
-    return MemoryReport(report.title, tuple(selected), measured)
+    # A step refers to graphs by their numbers in the whole report.
+    return dataclasses.replace(
+        report, records=tuple(selected), measured=measured, steps=(), batches=()
+    )

@@ -113,10 +113,10 @@ def _input_symbols(wrapper: Any) -> set[sympy.Symbol]:
 def _expressions(value: Any) -> Iterable[Any]:
     if isinstance(value, sympy.Expr):
         return (value,)
-    return (*value.get_size(), *value.get_stride()) if _is_tensor(value) else ()
+    return (*value.get_size(), *value.get_stride()) if is_tensor(value) else ()
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
     """Whether an input is a tensor, as opposed to a number, an object or a tuple."""
     if isinstance(value, ir.Buffer):
         return isinstance(value.layout, ir.Layout)
@@ -141,7 +141,7 @@ def _describe_symbol(wrapper: Any, symbol: sympy.Symbol) -> str:
     if signature is not None and len(signature.tensors) == len(names):
         names = [tensor.name for tensor in signature.tensors]
     for name, value in zip(names, inputs.values(), strict=True):
-        sizes = list(value.get_size()) if _is_tensor(value) else []
+        sizes = list(value.get_size()) if is_tensor(value) else []
         if symbol in sizes:
             return f"{symbol} ({name}.size({sizes.index(symbol)}))"
     return str(symbol)

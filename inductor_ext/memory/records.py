@@ -51,6 +51,75 @@ class PlannedArena:
 
 
 @dataclasses.dataclass(frozen=True)
+class InputDimension:
+    """A dimension of an input tensor of a function."""
+
+    input: str
+    dimension: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicSize:
+    """A symbol that sizes of a plan depend on."""
+
+    name: str
+    """The symbol, such as "s77"."""
+    hint: int
+    """The value that the plan was made for. For a size read from data, an assumption."""
+    lowest: int
+    """The smallest value for which the code is valid, as far as its range is known."""
+    highest: int | None
+    """The largest one; None if there is no limit."""
+    inputs: tuple[InputDimension, ...] = ()
+    """The dimensions of inputs that have exactly this size."""
+    is_data: bool = False
+    """Whether the code reads it from data (an unbacked symbol)."""
+
+    def describe(self) -> str:
+        """Return the symbol and the first input that has this size: "s77 (x.size(0))"."""
+        if self.is_data:
+            return f"{self.name} (read from data)"
+        if not self.inputs:
+            return self.name
+        return f"{self.name} ({self.inputs[0].input}.size({self.inputs[0].dimension}))"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedSpan:
+    """Memory that is in use in [start, end)."""
+
+    device: str
+    start: int
+    end: int
+    bytes: str
+    """An expression in the symbols (`planner.size_expression`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicPlan:
+    """What a plan with dynamic sizes needs at other sizes (`planner.resized_plan`).
+
+    Expressions are in bytes, rounded as the allocator does.
+    """
+
+    sizes: tuple[DynamicSize, ...]
+    definitions: tuple[tuple[str, str], ...]
+    """Names and the expressions that they stand for, each in terms of earlier ones."""
+    storages: tuple[str, ...]
+    """The bytes of each storage of the plan."""
+    offsets: tuple[str, ...]
+    """The offset of each storage in its arena; empty outside of arenas."""
+    arenas: tuple[str, ...]
+    """The bytes of each arena."""
+    before: tuple[PlannedSpan, ...]
+    """The memory under Inductor's buffer reuse, whose peak is `peak_before`."""
+    bound: tuple[PlannedSpan, ...]
+    """The memory if every buffer is freed after its last use, whose peak is `lower_bound`."""
+    unknown: str = ""
+    """Why the plan is not known at other sizes; all but `sizes` is empty then. Otherwise empty."""
+
+
+@dataclasses.dataclass(frozen=True)
 class MemoryPlanRecord(Record):
     """The memory plan of one generated function.
 
@@ -87,6 +156,8 @@ class MemoryPlanRecord(Record):
     reason: str = ""
     """Why the function was not analyzed and keeps Inductor's plan; all sizes are 0 then. Otherwise
     empty."""
+    dynamic: DynamicPlan | None = None
+    """The plan as expressions; None if no size depends on a symbol."""
 
     @property
     def ratio(self) -> float:

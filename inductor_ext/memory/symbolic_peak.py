@@ -164,7 +164,7 @@ def read_peak(
     for index, storage in enumerate([*memory.storages, *(memory.inputs if inputs else ())]):
         if index not in placed:
             end = until.get(index, storage.end)
-            use = MemoryUse(str(storage.device), storage.start, end, _rounded_bytes(storage))
+            use = MemoryUse(str(storage.device), storage.start, end, round_bytes(storage))
             peak.uses.append(use)
     for step, device, size in memory.scratch:
         peak.uses.append(MemoryUse(device, step, step + 1, _plain(size)))
@@ -181,7 +181,8 @@ def _plain(size: Any) -> Any:
     return int(size) if sympy.sympify(size).is_Integer else size
 
 
-def _rounded_bytes(storage: Storage) -> Any:
+def round_bytes(storage: Storage) -> Any:
+    """Return the bytes of a storage as the allocator rounds them: int or sympy expression."""
     alignment = ALIGNMENT.get(storage.device.type, 1)
     if isinstance(storage.bytes, int):
         return storage.hint

@@ -21,6 +21,12 @@ from inductor_ext.memory.records import MemoryPlanRecord
 _CALL = "## Call CompiledFxGraph "
 """Prefix of the name of a graph's call in the profiler; the cache key and " ##" follow."""
 
+_OPTIMIZER_STEP = "Optimizer.step#"
+"""Prefix of the name of an optimizer's step in the profiler."""
+
+_WHOLE = "inductor_ext.memory_report"
+"""Name of the whole call in the profiler."""
+
 _ROUNDING = 512
 """Bytes. A plan rounds sizes up like the allocator, to at most this granularity."""
 
@@ -67,6 +73,19 @@ class Allocation:
     """Negative for a free."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What happened during a call. Times are in nanoseconds; the lists are sorted by time."""
+
+    start: int
+    end: int
+    calls: list[Window]
+    """Calls of compiled graphs, by the key in the profiler."""
+    allocations: list[Allocation]
+    optimizer_steps: list[Window]
+    """Steps of optimizers, by name."""
+
+
 def growth(allocations: Iterable[Allocation]) -> tuple[int, list[int]]:
     """Return the peak of a sequence of allocations, and the sizes of foreign blocks that it frees.
 
@@ -89,8 +108,9 @@ def growth(allocations: Iterable[Allocation]) -> tuple[int, list[int]]:
     return highest, foreign
 
 
-_Window = tuple[str, int, int]
-"""A call of a compiled graph: its key, start and end in nanoseconds."""
+Window = tuple[str, int, int]
+"""A call of a compiled graph, or another range of the run: its key or name, start and end in
+nanoseconds."""
 
 
 def predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int:
@@ -122,18 +142,10 @@ def measure(
             result.
         call: must have run before, so that nothing is compiled.
     """
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-        torch.cuda.synchronize()
-    with profile(activities=activities, profile_memory=True) as prof:
-        call()
-    windows, allocations = _read_events(prof)
-    plans = _group_by_graph(records)
-    windows = identify_calls(windows, plans)
+    profile = profile_call(call)
+    allocations = profile.allocations
+    plans = group_by_graph(records)
+    windows = identify_calls(profile.calls, plans)
     if not windows and len(plans) == 1:
         # An AOT-compiled model does not report its name; the whole call is attributed to it.
         (only,) = plans
@@ -141,7 +153,7 @@ def measure(
     results: dict[tuple[str, str], Measured] = {}
     for key, start, end in windows:
         inside = [a for a in allocations if start <= a.time <= end]
-        for run in _compare(plans.get(key, []), inside):
+        for run in compare(plans.get(key, []), inside):
             place = (key, run.device)
             if place not in results or results[place].measured < run.measured:
                 results[place] = run
@@ -152,7 +164,7 @@ _UNKNOWN = str(None)
 """The key in the profiler's name of a graph that is not in the cache."""
 
 
-def _group_by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[MemoryPlanRecord]]:
+def group_by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[MemoryPlanRecord]]:
     """Group the plans by graph key; a graph without a key gets a unique one."""
     plans: dict[str, list[MemoryPlanRecord]] = {}
     for number, record in enumerate(records):
@@ -161,7 +173,7 @@ def _group_by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[Memor
     return plans
 
 
-def identify_calls(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Window]:
+def identify_calls(windows: Sequence[Window], plans: Iterable[str]) -> list[Window]:
     """Return the calls whose graph can be identified.
 
     Calls of graphs without a key are matched by order if there are as many of them as graphs:
@@ -178,7 +190,7 @@ def identify_calls(windows: Sequence[_Window], plans: Iterable[str]) -> list[_Wi
     return identified
 
 
-def _compare(
+def compare(
     records: Sequence[MemoryPlanRecord], inside: Sequence[Allocation]
 ) -> Iterator[Measured]:
     """Compare per device, using the generated function with the highest prediction."""
@@ -190,12 +202,37 @@ def _compare(
         yield Measured(record.graph, record.kind, record.cache_key, device, prediction, measured)
 
 
-def _read_events(prof: Any) -> tuple[list[_Window], list[Allocation]]:
-    """Return the calls of compiled graphs and all changes of memory, both sorted by time."""
+def profile_call(call: Callable[[], object], *, repeat: bool = False) -> Profile:
+    """Run `call` under torch's profiler. Its result is freed inside the profile.
+
+    Args:
+        call: runs the graphs.
+        repeat: whether to run it twice and return the second run. On a CPU the profiler does not
+            record that memory is freed which was allocated before the profile.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+        torch.cuda.synchronize()
+    with profile(activities=activities, profile_memory=True) as prof:
+        if repeat:
+            call()
+        with record_function(_WHOLE):
+            call()
+    return _read_events(prof)
+
+
+def _read_events(prof: Any) -> Profile:
+    """Return what happened from the beginning of the range `_WHOLE` on."""
     from torch._C._profiler import _EventType
 
     windows = []
     allocations = []
+    optimizer_steps = []
+    whole = (0, 0)
     # The flat list of events has no pointers, which are needed to find out whose block is freed.
     queue = collections.deque(prof.profiler.kineto_results.experimental_event_tree())
     while queue:
@@ -209,5 +246,17 @@ def _read_events(prof: Any) -> tuple[list[_Window], list[Allocation]]:
         elif event.name.startswith(_CALL):
             key = event.name[len(_CALL) :].removesuffix(" ##")
             windows.append((key, event.start_time_ns, event.end_time_ns))
+        elif event.name.startswith(_OPTIMIZER_STEP):
+            name = event.name[len(_OPTIMIZER_STEP) :]
+            optimizer_steps.append((name, event.start_time_ns, event.end_time_ns))
+        elif event.name == _WHOLE:
+            whole = (event.start_time_ns, event.end_time_ns)
     allocations.sort(key=lambda allocation: allocation.time)
-    return sorted(windows, key=lambda window: window[1]), allocations
+    start, end = whole
+    return Profile(
+        start,
+        end,
+        sorted((w for w in windows if w[1] >= start), key=lambda window: window[1]),
+        [allocation for allocation in allocations if allocation.time >= start],
+        sorted((w for w in optimizer_steps if w[1] >= start), key=lambda window: window[1]),
+    )

@@ -4,7 +4,9 @@ A report consists of memory plans (`MemoryPlanRecord`), one per generated functi
 made for a callable returned by torch.compile, including graphs loaded from a cache; for an exported
 program, whose code is generated but not compiled; or from a file. As text, JSON or one HTML page
 with charts, it shows the memory in use at the peak of every plan and the modules that use it.
-`MemoryReport.measure` compares the plans with the memory that a run allocates.
+Beside the plans it shows what the model's parameters, gradients and optimizer state occupy.
+`MemoryReport.measure` compares the plans with the memory that a run allocates, `measure_step` shows
+a whole training step, and `at` is the report at other sizes.
 
 All sizes are bytes at the size hints: for dynamic shapes, the sizes of the example inputs.
 """
@@ -28,12 +30,23 @@ from inductor_ext.memory.planner.peak_report import (
     peak_table,
 )
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.report import memory_html, memory_measure
+from inductor_ext.report import (
+    memory_html,
+    memory_measure,
+    model_state,
+    other_sizes,
+    step_timeline,
+)
 from inductor_ext.report.memory_measure import Measured
-from inductor_ext.report.text import format_count, qualified_name
+from inductor_ext.report.model_state import ModelState
+from inductor_ext.report.other_sizes import BatchPeak
+from inductor_ext.report.step_timeline import StepTimeline
+from inductor_ext.report.text import align_columns, format_count, qualified_name
+from inductor_ext.storage import json_codec
 from inductor_ext.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
+    import torch
     from torch.export import ExportedProgram
 
 _SCHEMA = 1
@@ -48,6 +61,13 @@ class MemoryReport:
     """One per generated function, in the order in which their graphs were compiled."""
     measured: tuple[Measured, ...] = ()
     """Measured memory use of a run; empty unless set by `measure`."""
+    state: tuple[ModelState, ...] = ()
+    """Parameters, buffers, gradients and optimizer state by device; empty if the target is a
+    function and no module is given."""
+    steps: tuple[StepTimeline, ...] = ()
+    """Timelines of a step; empty unless set by `measure_step`."""
+    batches: tuple[BatchPeak, ...] = ()
+    """Peaks at other batch sizes; empty unless set by `compare_batches`."""
 
     @property
     def peak(self) -> int:
@@ -92,6 +112,66 @@ class MemoryReport:
             raise exc.NothingMeasuredError(title=self.title)
         return dataclasses.replace(self, measured=runs)
 
+    def measure_step(
+        self, step: Callable[[], object], *, eager: Callable[[], object] | None = None
+    ) -> MemoryReport:
+        """Run a whole step and return this report with its memory over time.
+
+        A step consists of any number of graphs and what is between them, usually forward, backward
+        and optimizer. It runs twice, and the second run counts.
+
+        Args:
+            step: runs the step with compiled graphs. It has to have run before, at the same sizes.
+            eager: runs the same step in eager mode, to compare with, also twice. If a step changes
+                the model, pass one that works on a copy (`copy.deepcopy`) of the model, with an
+                optimizer of its own.
+
+        Raises:
+            exc.NotMeasurableError: the step compiles or allocates nothing, or the eager step runs
+                compiled graphs.
+            exc.NothingMeasuredError: the step runs none of the report's graphs.
+        """
+        steps = step_timeline.measure_step(self.title, self.records, step, eager)
+        return dataclasses.replace(self, steps=steps)
+
+    def at(
+        self, batch: int | None = None, *, sizes: Mapping[str, int] | None = None
+    ) -> MemoryReport:
+        """Return the report at other sizes of the graphs with dynamic sizes.
+
+        The plans are those of the compiled code, at the sizes of a later call. Graphs of fixed
+        sizes are left out, and so is what was measured.
+
+        Args:
+            batch: size of the first dimension of the inputs. Default: the size hint.
+            sizes: other dynamic sizes, by the name of their symbol (`DynamicSize`).
+
+        Raises:
+            exc.BadArgumentError: a size is not an integer of at least 0.
+            exc.SizesNotKnownError: the memory at these sizes is not known.
+        """
+        named = dict(sizes or {})
+        for name, value in {"batch": 0 if batch is None else batch, **named}.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise exc.BadArgumentError(
+                    name=name, actual=repr(value), allowed="an integer of at least 0"
+                )
+        records = other_sizes.resize_records(self.title, self.records, batch, named)
+        parts = [] if batch is None else [f"batch {batch}"]
+        parts += [f"{name} = {value}" for name, value in named.items()]
+        title = f"{self.title} at {', '.join(parts)}" if parts else self.title
+        fixed = len(self.records) - len(records)
+        if fixed:
+            title += f" ({format_count(fixed, 'graph')} of fixed sizes left out)"
+        return MemoryReport(title, records, state=self.state)
+
+    def compare_batches(
+        self, *batches: int, sizes: Mapping[str, int] | None = None
+    ) -> MemoryReport:
+        """Return this report with the peaks at other batch sizes. Arguments and errors as `at`."""
+        rows = tuple(BatchPeak.of(n, self.at(n, sizes=sizes).records) for n in batches)
+        return dataclasses.replace(self, batches=rows)
+
     def table(self, top: int = 10) -> str:
         """Format the report as text, with the `top` largest rows of the peak of every plan."""
         lines = [f"Memory of {self.title}"]
@@ -102,6 +182,15 @@ class MemoryReport:
         if self.measured:
             lines += ["", "Measured, relative to the memory in use before the call:"]
             lines += [f"  {run.describe()}" for run in self.measured]
+        if self.state:
+            rows = [model_state.HEADS, *(state.cells() for state in self.state)]
+            lines += ["", "Outside of the plans:", *align_columns(rows, right=range(5))]
+        if self.steps:
+            lines += ["", "The step, relative to the memory in use before it:"]
+            lines += [f"  {line}" for step in self.steps for line in step.describe()]
+        if self.batches:
+            rows = [other_sizes.HEADS, *(row.cells() for row in self.batches)]
+            lines += ["", "At other batch sizes:", *align_columns(rows, right=range(4))]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -117,13 +206,19 @@ class MemoryReport:
             "ratio": self.ratio,
             "records": [record.as_json() for record in self.records],
             "measured": [dataclasses.asdict(run) for run in self.measured],
+            "state": [dataclasses.asdict(state) for state in self.state],
+            "steps": [dataclasses.asdict(step) for step in self.steps],
+            "batches": [dataclasses.asdict(row) for row in self.batches],
         }
         return json.dumps(report, indent=1)
 
     def to_html(self, top: int = 10) -> str:
         """Return the report as one self-contained HTML page: charts, then tables."""
         captions = [headline(record) for record in self.records]
-        return memory_html.page(self.title, self.records, captions, self.measured, top)
+        content = memory_html.Content(
+            self.title, self.records, captions, self.measured, self.state, self.steps, self.batches
+        )
+        return memory_html.page(content, top)
 
     def write_html(self, path: str | os.PathLike[str], top: int = 10) -> None:
         """Write `to_html` to a file atomically.
@@ -158,7 +253,11 @@ def headline(record: MemoryPlanRecord) -> str:
 
 
 def memory_report(
-    target: Callable[..., Any] | ExportedProgram, *, options: Mapping[str, Any] | None = None
+    target: Callable[..., Any] | ExportedProgram,
+    *,
+    options: Mapping[str, Any] | None = None,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> MemoryReport:
     """Report how a compiled or exported model uses memory.
 
@@ -169,8 +268,12 @@ def memory_report(
             code that dynamo compiled for one of them, and therefore the report. Alternatively an
             exported program, which is planned as in `aoti_compile_and_package`.
         options: for an exported program, options of Inductor and of the extension by name.
+        model: if the target is a function, the module that it runs, whose parameters, buffers and
+            gradients are reported. Default: the target, if it is a module.
+        optimizer: reports its state as well. The state exists from its first step on.
 
     Raises:
+        exc.BadArgumentError: an optimizer was given, and the module that it trains is not known.
         exc.NotReportableError: `target` is none of these, or options were given for a callable.
         exc.NothingCompiledError: it has not been called, or not with this backend.
         exc.PlanNotFoundError: a graph was loaded from a cache, and its plan is missing.
@@ -181,13 +284,31 @@ def memory_report(
     if isinstance(target, ExportedProgram):
         inputs = format_count(len(target.graph_signature.user_inputs), "input")
         title = f"an exported program of {inputs}"
-        return MemoryReport(title, _plan_exported(target, options))
+        if model is not None or optimizer is not None:
+            raise exc.NotReportableError(
+                actual="an ExportedProgram with model or optimizer",
+                why="its weights are its own, and it is not trained",
+            )
+        state = model_state.read_program_state(target)
+        return MemoryReport(title, _plan_exported(target, options), state=state)
     if options is not None:
         raise exc.NotReportableError(
             actual=f"{type(target).__name__} with options", why="it has been compiled already"
         )
     if isinstance(target, type) or not callable(target):
         raise exc.NotReportableError(actual=type(target).__name__, why="it cannot be called")
+    records = _collect_plans(target)
+    module = model if model is not None else _find_module(target)
+    if optimizer is not None and module is None:
+        raise exc.BadArgumentError(
+            name="model", actual=None, allowed="the module that the optimizer trains"
+        )
+    state = () if module is None else model_state.read_state([module], optimizer)
+    return MemoryReport(qualified_name(target), records, state=state)
+
+
+def _collect_plans(target: Callable[..., Any]) -> tuple[MemoryPlanRecord, ...]:
+    """Return the plans of the graphs that were compiled for a callable."""
     compiles = compiled_callables.find_compiles(target)
     if not compiles:
         raise exc.NothingCompiledError(name=qualified_name(target))
@@ -198,7 +319,20 @@ def memory_report(
             if plans is None:
                 raise exc.PlanNotFoundError(name=qualified_name(target), key=graph.key)
             records.update(dict.fromkeys(plans))
-    return MemoryReport(qualified_name(target), tuple(records))
+    return tuple(records)
+
+
+def _find_module(target: Any) -> torch.nn.Module | None:
+    """Return the module that a target is, or whose method it is; None for a function."""
+    import torch
+
+    inner = getattr(target, "_orig_mod", target)
+    inner = getattr(inner, "_torchdynamo_orig_callable", inner)
+    owner = getattr(inner, "__self__", None)
+    candidates = (
+        candidate for candidate in (inner, owner) if isinstance(candidate, torch.nn.Module)
+    )
+    return next(candidates, None)
 
 
 def _plan_exported(
@@ -277,11 +411,26 @@ def _read_json(path: str, report: dict[str, Any]) -> MemoryReport:
             records.append(plan_store.parse(entry))
         except ValueError as error:
             raise _unreadable_error(path, None, f"records[{index}]: {error}") from None
-    try:
-        runs = tuple(Measured(**entry) for entry in report.get("measured", ()))
-    except TypeError as error:
-        raise _unreadable_error(path, None, f"measured: {error}") from None
-    return MemoryReport(str(report.get("title", path)), tuple(records), runs)
+    parts: dict[str, Any] = {}
+    for name, form in _PARTS.items():
+        try:
+            parts[name] = json_codec.decode(form, report.get(name, []))
+        except ValueError as error:
+            raise _unreadable_error(path, None, f"{name}: {error}") from None
+    for index, step in enumerate(parts["steps"]):
+        if not step.times or len(step.times) != len(step.levels):
+            why = f"steps[{index}]: its times and levels do not have the same length"
+            raise _unreadable_error(path, None, why)
+    return MemoryReport(str(report.get("title", path)), tuple(records), **parts)
+
+
+_PARTS: dict[str, Any] = {
+    "measured": tuple[Measured, ...],
+    "state": tuple[ModelState, ...],
+    "steps": tuple[StepTimeline, ...],
+    "batches": tuple[BatchPeak, ...],
+}
+"""The optional parts of a report: name in JSON, and type."""
 
 
 def _read_log(path: str, text: str) -> MemoryReport:

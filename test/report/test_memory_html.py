@@ -10,9 +10,22 @@ from xml.etree import ElementTree
 import pytest
 
 from inductor_ext import exc
-from inductor_ext.report import memory_html
+from inductor_ext.report import page_style, page_terms, plan_drawing, plot, timeline_drawing
 from inductor_ext.report.memory_report import MemoryReport
-from test.support.memory_plans import SMALL, SVG, drawings, many, plan, random_plan, storage
+from inductor_ext.report.step_timeline import StepTimeline
+from test.support.memory_plans import (
+    REPORT,
+    SMALL,
+    SVG,
+    WHOLE,
+    drawings,
+    many,
+    plan,
+    random_plan,
+    storage,
+)
+
+HTML = "{http://www.w3.org/1999/xhtml}"
 
 SLACK = 0.021
 """Coordinates are rounded to hundredths."""
@@ -51,6 +64,12 @@ def numbers(path: str) -> list[float]:
     return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", path)]
 
 
+def texts(svg: ElementTree.Element, kind: str) -> list[str]:
+    """The texts of a class, in order."""
+    elements = svg.iter(f"{SVG}text")
+    return [element.text or "" for element in elements if element.attrib.get("class") == kind]
+
+
 def overlapping(candidates: list[Rectangle]) -> list[tuple[Rectangle, Rectangle]]:
     return [pair for pair in itertools.combinations(candidates, 2) if pair[0].overlaps(pair[1])]
 
@@ -80,7 +99,8 @@ class TestPicture:
             assert rectangle.within(whole)
         for rectangle in (*own, *members):
             (colour,) = [name for name in rectangle.classes if name not in ("s", "input")]
-            assert re.search(rf"^\.{colour} {{ fill: #[0-9A-Fa-f]{{6}};", style, re.MULTILINE)
+            assert re.search(rf"^\.{colour} {{ fill: var\(--{colour}\);", style, re.MULTILINE)
+            assert re.search(rf"--{colour}: #[0-9a-f]{{6}};", style)
 
     def test_heights_are_bytes_and_widths_are_steps(self) -> None:
         _, (svg,) = drawings(MemoryReport("m", (SMALL,)).to_html())
@@ -121,19 +141,60 @@ class TestPicture:
     def test_curves_reach_the_peak_and_the_bound(self) -> None:
         _, (svg,) = drawings(MemoryReport("m", (SMALL,)).to_html())
         paths = {element.attrib["class"]: element.attrib["d"] for element in svg.iter(f"{SVG}path")}
-        bottom = memory_html.CURVE_TOP + memory_html.CURVE_HEIGHT
+        bottom = plan_drawing.CURVE_TOP + plan_drawing.PLOT_HEIGHT
         heights = {
             name: bottom - min(float(y) for y in re.findall(r"V([\d.]+)", paths[name]))
             for name in ("held", "alive")
         }
         _, bound = numbers(paths["bound"])[:2]
-        assert heights["held"] == memory_html.CURVE_HEIGHT
+        assert heights["held"] == plan_drawing.PLOT_HEIGHT
         assert heights["alive"] / heights["held"] == pytest.approx(6144 / 7168, abs=0.001)
         assert (bottom - bound) / heights["held"] == pytest.approx(6144 / 7168, abs=0.001)
         at, top, _ = numbers(paths["peak"])
         (frame,) = rectangles(svg.findall(f"{SVG}g")[0], "frame")
-        assert top == memory_html.CURVE_TOP
+        assert top == plan_drawing.PLAN_TOP
         assert at == pytest.approx(frame.left + 2.5 * (frame.right - frame.left) / 5, abs=SLACK)
+
+    def test_both_drawings_have_labelled_axes_on_one_scale(self) -> None:
+        _, (svg,) = drawings(MemoryReport("m", (random_plan(60, 12, 3),)).to_html())
+        assert texts(svg, "x-label") == [plan_drawing.X_LABEL] * 2
+        assert texts(svg, "y-label") == [plan_drawing.CURVE_LABEL, plan_drawing.PLAN_LABEL]
+        ticks = [
+            (element.text or "", float(element.attrib["x"]), float(element.attrib["y"]))
+            for element in svg.iter(f"{SVG}text")
+            if element.attrib.get("class") in ("x-tick", "y-tick")
+        ]
+        upper, lower = ticks[: len(ticks) // 2], ticks[len(ticks) // 2 :]
+        distance = plan_drawing.PLAN_TOP - plan_drawing.CURVE_TOP
+        moved = [(text, x, pytest.approx(y + distance, abs=SLACK)) for text, x, y in upper]
+        assert lower == moved
+        assert (upper[0][0], next(t for t, _, _ in upper if "B" not in t)) == ("0 B", "0")
+        # The lower drawing is as high as a storage of the same bytes in the upper one.
+        _, (svg,) = drawings(MemoryReport("m", (SMALL,)).to_html())
+        paths = {element.attrib["class"]: element.attrib["d"] for element in svg.iter(f"{SVG}path")}
+        (frame,) = rectangles(svg.findall(f"{SVG}g")[0], "frame")
+        _, bound = numbers(paths["bound"])[:2]
+        bottom = plan_drawing.CURVE_TOP + plan_drawing.PLOT_HEIGHT
+        assert bottom - bound == pytest.approx(frame.bottom - frame.top, abs=SLACK)
+
+    @pytest.mark.parametrize(
+        ("lowest", "highest", "expected"),
+        [
+            (0, 1, [0, 1]),
+            (0, 7168, [0, 2048, 4096, 6144]),
+            (-3000, 9000, [-2048, 0, 2048, 4096, 6144, 8192]),
+            (-5, 0, [-5, -4, -3, -2, -1, 0]),
+        ],
+    )
+    def test_ticks_of_bytes(self, lowest: int, highest: int, expected: list[int]) -> None:
+        assert plot.find_byte_ticks(lowest, highest) == expected
+
+    @pytest.mark.parametrize(
+        ("length", "last", "count"), [(1, 1, 2), (10, 10, 11), (11, 10, 6), (999, 900, 10)]
+    )
+    def test_ticks_of_steps(self, length: int, last: int, count: int) -> None:
+        ticks = plot.find_step_ticks(length)
+        assert (ticks[0], len(ticks), ticks[-1]) == ((0, "0"), count, (last, str(last)))
 
     def test_ten_thousand_storages(self) -> None:
         record = many(10_000, 3_000)
@@ -141,7 +202,7 @@ class TestPicture:
         assert len(html) < 2_000_000
         _, (svg,) = drawings(html)
         singles = [e for e in svg.iter(f"{SVG}rect") if "s" in e.attrib["class"].split()]
-        assert len(singles) == memory_html.MOST_LOOSE + memory_html.MOST_MEMBERS
+        assert len(singles) == plan_drawing.MOST_LOOSE + plan_drawing.MOST_MEMBERS
         rest = [e.findtext(f"{SVG}title") or "" for e in svg.iter(f"{SVG}path")]
         counts = [int(match[1]) for text in rest if (match := re.match(r"(\d+) smaller", text))]
         assert sum(counts) + len(singles) == 10_000
@@ -153,6 +214,70 @@ class TestPicture:
         assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\(", html)
         assert "@media (prefers-color-scheme: dark)" in html
 
+    def test_every_number_is_explained(self) -> None:
+        page, _ = drawings(WHOLE.to_html())
+        terms = {element.text for element in page.iter(f"{HTML}dt")}
+        heads = {element.text for element in page.iter(f"{HTML}th")}
+        assert len(heads) > 25
+        assert heads <= terms
+        for caption in (text for e in page.iter(f"{HTML}h2") if "peak" in (text := e.text or "")):
+            labels = re.findall(r"(?:^|[:,]) *([a-z][a-z ]*[a-z]) [\d(]", caption)
+            assert {"peak", "lower bound", "ratio", "allocator calls"} <= set(labels)
+            assert set(labels) <= terms
+        plain = {element.text for element in drawings(REPORT.to_html())[0].iter(f"{HTML}dt")}
+        assert plain == {*page_terms.PLAN_TERMS, *page_terms.MEASURED_TERMS}
+
+    def test_drawings_have_titles_and_tables(self) -> None:
+        page, svgs = drawings(WHOLE.to_html())
+        assert len(svgs) == 3
+        ids = [element.attrib["id"] for element in page.iter() if "id" in element.attrib]
+        assert len(ids) == len(set(ids)) == 6
+        for svg in svgs:
+            assert svg.attrib["role"] == "img"
+            assert set(svg.attrib["aria-labelledby"].split()) <= set(ids)
+        (details, *_) = [e for e in page.iter(f"{HTML}details") if "open" not in e.attrib]
+        rows = [[cell.text for cell in row] for row in details.iter(f"{HTML}tr")]
+        assert rows[0] == ["step", "held", "live"]
+        assert rows[1:] == [
+            ["0", "6.00 KiB", "4.00 KiB"],
+            ["1", "6.00 KiB", "5.00 KiB"],
+            ["2", "7.00 KiB", "6.00 KiB"],
+            ["3", "7.00 KiB", "4.00 KiB"],
+            ["4", "7.00 KiB", "3.00 KiB"],
+            ["5", "1.00 KiB", "1.00 KiB"],
+        ]
+
+    def test_the_step_is_drawn_on_one_scale(self) -> None:
+        svg = drawings(WHOLE.to_html())[1][0]
+        assert texts(svg, "title") == ["Compiled: peak 6.00 KiB", "Eager: peak 8.00 KiB"]
+        assert texts(svg, "call-label") == ["1. inference", "AdamW.step"]
+        assert texts(svg, "x-label") == [timeline_drawing.X_LABEL] * 2
+        assert texts(svg, "y-label") == [timeline_drawing.Y_LABEL] * 2
+        levels = [e.attrib["d"] for e in svg.iter(f"{SVG}path") if e.attrib["class"] == "held"]
+        heights = []
+        for path in levels:
+            start = numbers(path)[1]
+            heights.append([round(start - float(y), 1) for y in re.findall(r"V([\d.]+)", path)])
+        scale = heights[1][1] / 8192
+        assert heights[0] == pytest.approx([0, 6144 * scale, -1024 * scale, 0], abs=0.1)
+        assert heights[1] == pytest.approx([0, 8192 * scale, 0], abs=0.1)
+        (planned,) = [e.attrib["d"] for e in svg.iter(f"{SVG}path") if e.attrib["class"] == "bound"]
+        start = numbers(levels[0])[1]
+        assert start - numbers(planned)[1] == pytest.approx(7168 * scale, abs=0.1)
+
+    def test_a_long_step_keeps_its_extremes(self) -> None:
+        count = 100_000
+        levels = [0, *((i * 7919) % 5000 for i in range(count))]
+        levels[77_777], levels[5] = 9999, -44
+        timeline = StepTimeline("compiled", "cpu", count, tuple(range(count + 1)), tuple(levels))
+        text = timeline_drawing.draw_timelines("s", [timeline])
+        assert len(text) < 150_000
+        (path,) = re.findall(r'class="held" d="([^"]*)"', text)
+        heights = [float(y) for y in re.findall(r"V([\d.]+)", path)]
+        (top, bottom) = min(heights), max(heights)
+        zero = numbers(path)[1]
+        assert (zero - top) / (bottom - top) == pytest.approx(9999 / (9999 + 44), abs=0.001)
+
     def test_module_colors_do_not_depend_on_sizes(self) -> None:
         def colours(*sizes: int) -> dict[str, str]:
             names = ("embed", "layers.0", "layers.10", "layers.2", "head")
@@ -162,7 +287,7 @@ class TestPicture:
                     for name, size in zip(names, sizes, strict=True)
                 )
             )
-            groups = memory_html.ModuleGroups([record])
+            groups = page_style.ModuleGroups([record])
             return {name: groups.css_class(name) for name in names}
 
         classes = colours(1, 2, 3, 4, 5)
@@ -173,10 +298,10 @@ class TestPicture:
         record = plan(
             tuple(storage(f"b{i}", 9 - i % 3, 0, 1, module=f"net.{i}.fc") for i in range(9))
         )
-        groups = memory_html.ModuleGroups([record])
+        groups = page_style.ModuleGroups([record])
         assert {groups.css_class(f"net.{i}.fc") for i in range(9)} == {"m0"}
         wide = plan(tuple(storage(f"b{i}", 20 - i, 0, 1, module=f"m{i}") for i in range(9)))
-        groups = memory_html.ModuleGroups([wide])
+        groups = page_style.ModuleGroups([wide])
         assert [groups.css_class(f"m{i}") for i in range(9)] == [
             *(f"m{i}" for i in range(7)),
             "other",

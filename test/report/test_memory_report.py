@@ -18,7 +18,7 @@ from inductor_ext.memory.planner import peak_report
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.report import memory_report
 from inductor_ext.report.memory_report import MemoryReport
-from test.support.memory_plans import REPORT, SMALL
+from test.support.memory_plans import REPORT, SMALL, WHOLE
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
 
@@ -53,10 +53,31 @@ class TestReport:
         record = dataclasses.replace(SMALL, peak_reordered_from=10240)
         assert "6.00 KiB (10.00 KiB in Inductor's kernel order)" in memory_report.headline(record)
 
-    def test_json_round_trip(self, tmp_path: pathlib.Path) -> None:
+    @pytest.mark.parametrize("report", [REPORT, WHOLE])
+    def test_json_round_trip(self, tmp_path: pathlib.Path, report: MemoryReport) -> None:
         path = tmp_path / "report.json"
-        path.write_text(REPORT.to_json())
-        assert memory_report.read(str(path)) == REPORT
+        path.write_text(report.to_json())
+        assert memory_report.read(str(path)) == report
+
+    def test_text_of_state_step_and_batches(self) -> None:
+        text = str(WHOLE)
+        assert text[text.index("\nOutside") :] == (
+            """
+Outside of the plans:
+parameters  buffers  gradients  gradients now  optimizer state  device
+  4.00 KiB    512 B   4.00 KiB       1.00 KiB         8.00 KiB  cpu
+       0 B     64 B        0 B            0 B        not known  cuda:0
+
+The step, relative to the memory in use before it:
+  compiled on cpu: peak 6.00 KiB, in 1. inference
+    1. inference: begins at 0 B, planned peak 7.00 KiB, measured 6.00 KiB
+  eager on cpu: peak 8.00 KiB, in eager mode
+
+At other batch sizes:
+batch      peak  lower bound  ratio  graph with the highest peak
+    4  7.00 KiB     6.00 KiB  1.167  call (inference)
+    8       0 B          0 B  1.000  call (aot)"""
+        )
 
     def test_nothing_planned(self) -> None:
         report = MemoryReport("nothing", ())

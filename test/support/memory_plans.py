@@ -12,6 +12,9 @@ from inductor_ext.memory.planner import peak_report
 from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
 from inductor_ext.report.memory_measure import Measured
 from inductor_ext.report.memory_report import MemoryReport
+from inductor_ext.report.model_state import ModelState
+from inductor_ext.report.other_sizes import BatchPeak
+from inductor_ext.report.step_timeline import GraphCall, Span, StepTimeline
 
 
 def storage(
@@ -131,6 +134,25 @@ REPORT = MemoryReport(
     (SMALL, plan((storage("big", 8192, 0, 1),), graph="partition_0", kind="backward")),
     (Measured("call", "inference", None, "cpu", 7168, 7168),),
 )
+
+WHOLE = dataclasses.replace(
+    REPORT,
+    state=(ModelState("cpu", 4096, 512, 4096, 1024, 8192), ModelState("cuda:0", 0, 64, 0, 0)),
+    steps=(
+        StepTimeline(
+            "compiled",
+            "cpu",
+            8_000_000,
+            (0, 1_000_000, 3_000_000, 7_000_000),
+            (0, 6144, -1024, 0),
+            (GraphCall(1, "inference", 500_000, 3_500_000, 0, 7168, 6144),),
+            (Span("AdamW.step", 4_000_000, 7_500_000),),
+        ),
+        StepTimeline("eager", "cpu", 2_000_000, (0, 100_000, 1_900_000), (0, 8192, 0)),
+    ),
+    batches=(BatchPeak(4, 7168, 6144, "call (inference)"), BatchPeak(8, 0, 0, "call (aot)")),
+)
+"""A report with every part."""
 
 SVG = "{http://www.w3.org/2000/svg}"
 
