@@ -108,10 +108,15 @@ def plan_wrapper(
 def _why_unplannable(lines: Sequence[Any], settings: Settings) -> str:
     """Return why a function gets Inductor's plan; empty if the extension plans it."""
     graphs = list_inlined_graphs(lines)
-    operations = (operation for graph in graphs for operation in graph.operations)
+    operations = [operation for graph in graphs for operation in graph.operations]
     unknown = known_ir.find_unplannable_operation(operations)
     if unknown is not None:
         return known_ir.warn_unknown(unknown, "memory plan")
+    switch = known_ir.find_stream_operator(operations, switch=True)
+    if switch:
+        reason = f"its code switches to another stream ({switch})"
+        _warn_if_forced(settings, reason)
+        return reason
     match = known_ir.find_unplannable_line(lines, cpp=V.graph.cpp_wrapper)
     if match is None:
         return ""
@@ -159,6 +164,14 @@ def _check_budget(record: MemoryPlanRecord, settings: Settings) -> None:
                 tried="",
                 table=peak_report.peak_table(record),
             )
+
+
+def _count_pinned_reuse(memory: WrapperMemory) -> int:
+    """Return how many buffers reuse memory that is pinned, or was to be pinned."""
+    pinned = memory.pinned
+    return sum(
+        len(storage.names) - 1 for storage in memory.storages if not pinned.isdisjoint(storage.names)
+    )
 
 
 class _Planner:
@@ -215,6 +228,8 @@ class _Planner:
         # The extension's plan also keeps the lower bound at sizes other than the hint, and keeps
         # headroom for unbounded workspace. The comparison does not see either.
         better |= bool(self.known_from or self.samples or self.unbounded_steps)
+        # Inductor's reuse does not wait for copies from or to pinned memory.
+        better |= _count_pinned_reuse(self.inductor_memory) > _count_pinned_reuse(self.memory)
         memory, calls = self.memory, decision.calls
         applied: placement_policy.Decision | None = decision
         if self.force or not self.reuse or better:

@@ -4,8 +4,8 @@
 (in-place reuse, views, aliasing fallbacks), what frees it, and what kernels and called subgraphs
 allocate themselves. A storage is `placeable` in an arena only if every way to reach its memory is
 understood: the wrapper must allocate it and free it in the same scope; it must be used on one
-stream only; it must not be pinned, used for communication, or passed to a subgraph or a stateful
-operator.
+stream only; it must not be pinned, used for communication, or passed to a subgraph, a stateful
+operator or a custom operator.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ class WrapperMemory:
     """Steps whose kernels may need an unknown amount of workspace."""
     removed: set[str]
     """Buffers that were removed because nothing needs them, even if lines mention them."""
+    pinned: set[str]
+    """Buffers in pinned memory."""
     steps: int
     unknown_callee: str = ""
     """Name of a called function whose memory use is unknown."""
@@ -144,7 +146,8 @@ class _Reader:
         self.saved_bases = saved_tensors.current_bases()
         self.saved: dict[str, Storage] = {}
         """Dropped inputs by the name of the tensor whose memory they share."""
-        self.memory = WrapperMemory([], [], [], [], set(), self.removed, len(lines))
+        pinned = graph_buffers.find_pinned(graphs)
+        self.memory = WrapperMemory([], [], [], [], set(), self.removed, pinned, len(lines))
         self.extracted = {
             line.result_name for line in lines if isinstance(line, wrapper_ir.MultiOutputLine)
         }
