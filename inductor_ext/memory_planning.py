@@ -170,7 +170,9 @@ def _count_pinned_reuse(memory: WrapperMemory) -> int:
     """Return how many buffers reuse memory that is pinned, or was to be pinned."""
     pinned = memory.pinned
     return sum(
-        len(storage.names) - 1 for storage in memory.storages if not pinned.isdisjoint(storage.names)
+        len(storage.names) - 1
+        for storage in memory.storages
+        if not pinned.isdisjoint(storage.names)
     )
 
 

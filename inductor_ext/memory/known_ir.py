@@ -345,7 +345,8 @@ def has_order_dependence(operation: Any) -> bool:
 _TORCH_NAMESPACES = frozenset(
     {"aten", "prims", "rngprims", "inductor", "quantized", "_quantized", "mkl", "mkldnn", "onednn"}
 )
-"""Namespaces of operators that run on the current stream and keep only what their schema returns."""
+"""Namespaces of operators that run on the current stream and keep nothing but what their schemas
+declare."""
 
 
 def is_custom(operation: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Memory plans of a model that FSDP2 shards: gathered parameters are freed, results are the same."""
+"""Memory plans of a model that FSDP2 shards: gathered parameters are freed, and results agree."""
 
 from __future__ import annotations
 

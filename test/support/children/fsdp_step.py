@@ -3,10 +3,13 @@
     python -m test.support.children.fsdp_step RANK RANKS DEVICE FOLDER NAME ...
 
 DEVICE is cpu or cuda, and the names are keys of `BACKENDS`. Parameters are gathered for each block,
-and freed after its forward and its backward. The file FOLDER/RANK.json has for each name the largest
-relative error of loss and gradients against one process in float64, the peak bytes of a step above
-the level before it, the bytes of gathered parameters between forward and backward, those of all
-parameters when gathered, and the number of buffers in arenas.
+and freed after its forward and its backward. The file FOLDER/RANK.json has for each name:
+
+- error: the largest relative error of loss and gradients against one process in float64,
+- peak: bytes of a step above the level before it,
+- gathered: bytes of gathered parameters between forward and backward,
+- unsharded: bytes of all parameters when they are gathered,
+- members: the number of buffers in arenas.
 """
 
 from __future__ import annotations
@@ -125,8 +128,10 @@ def run(name: str, rank: int, mesh: DeviceMesh, device: str) -> dict[str, float]
     total = loss.detach().clone()
     dist.all_reduce(total)
     errors = [relative_error(total / mesh.size(), expected.detach())]
-    pairs = zip(model.parameters(), exact.parameters(), strict=True)
-    errors += [relative_error(p.grad.full_tensor(), q.grad) for p, q in pairs]  # type: ignore
+    for parameter, other in zip(model.parameters(), exact.parameters(), strict=True):
+        gradient: Any = parameter.grad
+        assert other.grad is not None
+        errors.append(relative_error(gradient.full_tensor(), other.grad))
     model.zero_grad()
     del loss, expected, exact
     for block in model:
