@@ -166,16 +166,6 @@ def _check_budget(record: MemoryPlanRecord, settings: Settings) -> None:
             )
 
 
-def _count_pinned_reuse(memory: WrapperMemory) -> int:
-    """Return how many buffers reuse memory that is pinned, or was to be pinned."""
-    pinned = memory.pinned
-    return sum(
-        len(storage.names) - 1
-        for storage in memory.storages
-        if not pinned.isdisjoint(storage.names)
-    )
-
-
 class _Planner:
     """Plans the memory of one wrapper."""
 
@@ -230,8 +220,6 @@ class _Planner:
         # The extension's plan also keeps the lower bound at sizes other than the hint, and keeps
         # headroom for unbounded workspace. The comparison does not see either.
         better |= bool(self.known_from or self.samples or self.unbounded_steps)
-        # Inductor's reuse does not wait for copies from or to pinned memory.
-        better |= _count_pinned_reuse(self.inductor_memory) > _count_pinned_reuse(self.memory)
         memory, calls = self.memory, decision.calls
         applied: placement_policy.Decision | None = decision
         if self.force or not self.reuse or better:

@@ -69,8 +69,7 @@ def find_pinned(graphs: Iterable[Any]) -> set[str]:
     """Return the buffers in pinned memory.
 
     A copy between it and a GPU may run after the last line that mentions the buffer. The allocator
-    of pinned memory waits for the copy before it gives the memory to another tensor; a buffer that
-    reuses it does not.
+    waits for the copy before it gives the memory to another tensor; an arena does not wait.
     """
     return {
         buffer.get_name()

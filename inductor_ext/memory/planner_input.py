@@ -17,7 +17,6 @@ from torch._inductor.utils import align as align64
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv
 
-from inductor_ext.memory import graph_buffers
 from inductor_ext.memory.extern_memory import size_hint
 from inductor_ext.memory.planner import placement_policy
 from inductor_ext.memory.planner.arena_plan import Request
@@ -65,8 +64,7 @@ def to_live_ranges(
             # A workspace has no stream in the scheduler, but it has a context.
             stream = _stream(V.graph.scheduler, storage.node.get_name())
             group = (storage.scope, stream, storage.context, apart)
-        is_special = _is_comm(storage.node) or graph_buffers.is_pinned(storage.node)
-        can_reuse = storage.kind not in ("extern", "input") and not is_special
+        can_reuse = storage.kind not in ("extern", "input") and not _is_comm(storage.node)
         ranges.append(
             placement_policy.LiveRange(
                 size=storage.hint,

@@ -103,8 +103,6 @@ class WrapperMemory:
     """Steps whose kernels may need an unknown amount of workspace."""
     removed: set[str]
     """Buffers that were removed because nothing needs them, even if lines mention them."""
-    pinned: set[str]
-    """Buffers in pinned memory."""
     steps: int
     unknown_callee: str = ""
     """Name of a called function whose memory use is unknown."""
@@ -146,8 +144,7 @@ class _Reader:
         self.saved_bases = saved_tensors.current_bases()
         self.saved: dict[str, Storage] = {}
         """Dropped inputs by the name of the tensor whose memory they share."""
-        pinned = graph_buffers.find_pinned(graphs)
-        self.memory = WrapperMemory([], [], [], [], set(), self.removed, pinned, len(lines))
+        self.memory = WrapperMemory([], [], [], [], set(), self.removed, len(lines))
         self.extracted = {
             line.result_name for line in lines if isinstance(line, wrapper_ir.MultiOutputLine)
         }

@@ -295,11 +295,14 @@ class TestStreams:
 class TestPinnedMemory:
     @staticmethod
     def stage(h: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Two results of the CPU that are copied to the GPU, of the same size."""
+        """Results of the CPU that are copied to the GPU, of the same size."""
         first = (h @ h).to("cuda", non_blocking=True)
         second = (h @ h.t()).to("cuda", non_blocking=True)
-        third = (h @ h.cos()).to("cuda", non_blocking=True)
-        return first @ y, second @ y, third @ y
+        staged = h @ h.cos()
+        third = staged.to("cuda", non_blocking=True)
+        # A kernel that could write in place of what is copied.
+        other = staged + 1
+        return first @ y, second @ y, third @ y, other @ h
 
     @pytest.mark.parametrize("arenas", ["never", "auto", "always"])
     @torch.no_grad()
@@ -310,7 +313,7 @@ class TestPinnedMemory:
             run = torch.compile(self.stage, backend="inductor_ext")
             run(h, y)
             for index in range(3):
-                value = h + index
+                value = h * (index + 1)
                 torch.cuda.synchronize()
                 # The copies wait for it, while the CPU goes on.
                 torch.cuda._sleep(200_000_000)
