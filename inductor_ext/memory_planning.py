@@ -119,10 +119,15 @@ def plan_wrapper(
 def _why_unplannable(lines: Sequence[Any], settings: Settings) -> str:
     """Return why a function gets Inductor's plan; empty if the extension plans it."""
     graphs = list_inlined_graphs(lines)
-    operations = (operation for graph in graphs for operation in graph.operations)
+    operations = [operation for graph in graphs for operation in graph.operations]
     unknown = known_ir.find_unplannable_operation(operations)
     if unknown is not None:
         return known_ir.warn_unknown(unknown, "memory plan")
+    switch = known_ir.find_stream_operator(operations, switch=True)
+    if switch:
+        reason = f"its code switches to another stream ({switch})"
+        _warn_if_forced(settings, reason)
+        return reason
     match = known_ir.find_unplannable_line(lines, cpp=V.graph.cpp_wrapper)
     if match is None:
         return ""

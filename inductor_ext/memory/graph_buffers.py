@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch._inductor import ir
 from torch._inductor.codegen import wrapper as wrapper_ir
 from torch._inductor.codegen.common import WorkspaceArg
+from torch._inductor.scheduler import OutputNode
 from torch._inductor.virtualized import V
 
 from inductor_ext.memory import known_ir
@@ -43,7 +44,7 @@ def find_aliases(graphs: Iterable[Any]) -> dict[str, set[str]]:
     return {name: bases for name in direct if (bases := close(name))}
 
 
-def find_unshareable(graphs: Iterable[Any]) -> set[str]:
+def find_unshareable(graphs: Sequence[Any]) -> set[str]:
     """Return the buffers that must have their own memory."""
     unshareable: set[str] = set()
     for graph in graphs:
@@ -55,24 +56,56 @@ def find_unshareable(graphs: Iterable[Any]) -> set[str]:
                 isinstance(value, ir.TorchBindObject)
                 for value in getattr(operation, "inputs", None) or ()
             )
-            if stateful or known_ir.may_keep_memory(operation):
-                unshareable |= set(operation.get_read_names())
+            keeps = known_ir.may_keep_memory(operation) or known_ir.is_custom(operation)
+            if stateful or keeps:
+                # `get_read_names` of an operation that is a buffer returns its own name.
+                unshareable.update(dep.name for dep in operation.get_read_writes().reads)
                 unshareable.update(buffer.get_name() for buffer in operation.get_outputs())
         unshareable |= _find_used_across_streams(graph.scheduler)
-    return unshareable
+    return unshareable | find_pinned(graphs)
+
+
+def find_pinned(graphs: Iterable[Any]) -> set[str]:
+    """Return the buffers in pinned memory.
+
+    A copy between it and a GPU may run after the last line that mentions the buffer. The allocator
+    waits for the copy before it gives the memory to another tensor; an arena does not wait.
+    """
+    return {
+        buffer.get_name()
+        for graph in graphs
+        for buffer in graph.buffers
+        if buffer.name is not None and is_pinned(buffer)
+    }
+
+
+def is_pinned(node: Any) -> bool:
+    """Whether a buffer is in pinned memory."""
+    layout = node.layout if isinstance(node, ir.Buffer) else None
+    return isinstance(layout, ir.Layout) and bool(layout.is_pinned)
 
 
 def _find_used_across_streams(scheduler: Any) -> set[str]:
     """Return the buffers with a user on another stream than their producer (torch >= 2.13)."""
-    streams = getattr(scheduler, "node_to_stream", None)
-    if not streams or len(set(streams.values())) == 1:
+    if not getattr(scheduler, "_multi_stream_nodes", False):
         return set()
     return {
         name
         for name, buffer in scheduler.name_to_buf.items()
         for user in buffer.users
-        if streams.get(user.node, 0) != scheduler.get_buf_stream(name)
+        if _node_stream(scheduler, user.node) != scheduler.get_buf_stream(name)
     }
+
+
+def _node_stream(scheduler: Any, node: Any) -> int | None:
+    """Return the stream of a scheduler node; None if it is not known."""
+    if isinstance(node, OutputNode):
+        return 0
+    stream: int | None = scheduler.node_to_stream.get(node)
+    if stream is None and hasattr(scheduler, "get_node_stream"):
+        # From torch 2.14: nodes that were created after the streams were assigned.
+        stream = scheduler.get_node_stream(node)
+    return stream
 
 
 def list_outputs(wrapper: Any, graphs: Iterable[Any]) -> set[str]:

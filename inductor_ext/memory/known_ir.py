@@ -342,6 +342,43 @@ def has_order_dependence(operation: Any) -> bool:
     return entry is None or entry.depends_on_order
 
 
+_TORCH_NAMESPACES = frozenset(
+    {"aten", "prims", "rngprims", "inductor", "quantized", "_quantized", "mkl", "mkldnn", "onednn"}
+)
+"""Namespaces of operators that run on the current stream and keep nothing but what their schemas
+declare."""
+
+
+def is_custom(operation: Any) -> bool:
+    """Whether an IR operation calls an operator that is not one of torch's own libraries.
+
+    It may read its operands on a stream of its own and protect them by `record_stream`, or keep
+    references to them. Both protect a storage, and not a part of one.
+    """
+    overload = getattr(operation, "op_overload", None)
+    return overload is not None and getattr(overload, "namespace", "") not in _TORCH_NAMESPACES
+
+
+_STREAM_SWITCHES = ("streams::fork", "streams::join")
+
+
+def find_stream_operator(operations: Iterable[Any], *, switch: bool) -> str:
+    """Return the name of the first of torch's operators on streams and events; empty if none.
+
+    Args:
+        operations: IR operations.
+        switch: whether to look only for those that change the current stream, so that what follows
+            allocates and runs on a stream that Inductor's scheduler does not know.
+    """
+    for operation in operations:
+        overload = getattr(operation, "op_overload", None)
+        if getattr(overload, "namespace", "") == "streams":
+            name = str(overload.name()).split(".")[0]  # type: ignore[union-attr]
+            if name in _STREAM_SWITCHES or not switch:
+                return name
+    return ""
+
+
 def warn_unknown(cls: type[Any], feature: str) -> str:
     """Warn once about a class without an entry.
 

@@ -149,8 +149,10 @@ def _why_keep_order(order: Sequence[BaseSchedulerNode], scheduler: Scheduler) ->
         return known_ir.warn_unknown(unknown, "order of kernels")
     if any(contains_collective(node) or contains_wait(node) for node in order):
         return "the graph has collectives"
-    # torch 2.11 has no streams in a graph.
-    if getattr(scheduler, "_multi_stream_nodes", False):
+    # torch 2.11 has no streams in a graph, but has operators that switch them or wait for events.
+    operations = [part.node for node in order for part in node.get_nodes()]
+    synchronizes = known_ir.find_stream_operator(operations, switch=False)
+    if synchronizes or getattr(scheduler, "_multi_stream_nodes", False):
         return "the graph uses several streams"
     # From torch 2.14: a kernel allocates from the pool in whose context it was called.
     if getattr(scheduler, "_mempool_nodes", False):

@@ -4,8 +4,8 @@
 (in-place reuse, views, aliasing fallbacks), what frees it, and what kernels and called subgraphs
 allocate themselves. A storage is `placeable` in an arena only if every way to reach its memory is
 understood: the wrapper must allocate it and free it in the same scope; it must be used on one
-stream only; it must not be pinned, used for communication, or passed to a subgraph or a stateful
-operator.
+stream only; it must not be pinned, used for communication, or passed to a subgraph, a stateful
+operator or a custom operator.
 """
 
 from __future__ import annotations

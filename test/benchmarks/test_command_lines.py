@@ -22,6 +22,7 @@ MODULES = (
     "harness.pytest_report",
     "harness.results",
     "memory.budget",
+    "memory.fragmentation",
     "memory.gpu",
     "memory.peak",
     "memory.planner",

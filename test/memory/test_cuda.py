@@ -2,87 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from torch._inductor import config as inductor_config
 
-import inductor_ext
-from benchmarks.harness import measure
-from inductor_ext import events
-from inductor_ext.memory.records import MemoryPlanRecord
+from test.support.cuda_memory import check, model_and_input, peak, planning
 
 pytestmark = pytest.mark.gpu
-
-
-@contextlib.contextmanager
-def planning(
-    inductor: dict[str, Any] | None = None, **extension: Any
-) -> Iterator[list[MemoryPlanRecord]]:
-    torch._dynamo.reset()
-    with (
-        inductor_ext.config.patch(extension),
-        inductor_config.patch({"fx_graph_cache": False, **(inductor or {})}),
-        events.capture(MemoryPlanRecord) as records,
-    ):
-        yield records
-
-
-class Block(torch.nn.Module):
-    """Attention, a gated feed-forward network and a reduction, in half precision."""
-
-    def __init__(self, width: int = 128, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = torch.nn.Linear(width, 3 * width)
-        self.out = torch.nn.Linear(width, width)
-        self.up = torch.nn.Linear(width, 8 * width)
-        self.down = torch.nn.Linear(4 * width, width)
-        self.norm = torch.nn.LayerNorm(width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        parts = self.qkv(self.norm(x)).chunk(3, -1)
-        q, k, v = (p.view(batch, length, self.heads, -1).transpose(1, 2) for p in parts)
-        scores = (q @ k.transpose(-1, -2)).softmax(-1)
-        x = x + self.out((scores @ v).transpose(1, 2).reshape(batch, length, width))
-        gate, value = self.up(self.norm(x)).chunk(2, -1)
-        return x + self.down(torch.nn.functional.silu(gate) * value)
-
-
-def model_and_input(dtype: torch.dtype = torch.float16) -> tuple[torch.nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(Block(), Block()).cuda().to(dtype)
-    return model, torch.randn(3, 65, 128, device="cuda", dtype=dtype)
-
-
-def check(got: torch.Tensor, model: torch.nn.Module, x: torch.Tensor) -> None:
-    import copy
-
-    expected = copy.deepcopy(model).double()(x.double())
-    torch.testing.assert_close(got.double(), expected, atol=2e-2, rtol=2e-2)
-
-
-def peak(call: Callable[[], Any]) -> int:
-    """Peak bytes of the second call, beyond the memory that was allocated before."""
-    call()
-    torch.cuda.synchronize()
-    # Reference cycles of earlier tests would otherwise be freed during the call.
-    gc.collect()
-    # The allocator does not split a cached block of which less than 1 MB would be left, and counts
-    # all of it.
-    torch.cuda.empty_cache()
-    while True:
-        before = torch.cuda.memory_allocated()
-        found = measure.measure_gpu_peak(call)
-        # What an earlier test left may be freed during the call.
-        if torch.cuda.memory_allocated() == before:
-            return found
 
 
 @pytest.mark.parametrize("inductor", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])

@@ -102,6 +102,7 @@ def lower(
     *inputs: tuple[Sequence[int | str], torch.dtype] | torch.Tensor,
     seconds: Callable[[Any], float] = lambda choice: 1.0,
     capability: tuple[int, int] = (9, 0),
+    edit: Callable[[torch.fx.Graph], object] = lambda graph: None,
     **configs: Any,
 ) -> Lowered:
     """Lower a function as for a GPU.
@@ -112,6 +113,7 @@ def lower(
             A size that is a string is a symbol of that name, which was 64 in the example.
         seconds: the assumed time of a candidate; the fastest is chosen.
         capability: of the GPU: (8, 0) or (9, 0).
+        edit: changes the graph of ATen operators before it is lowered.
         configs: Inductor's options, with `__` for the dot in a name.
     """
     from torch._inductor import compile_fx
@@ -136,6 +138,8 @@ def lower(
             module = make_fx(
                 lambda *args: _as_tuple(function(*args)), decomposition_table=select_decomp_table()
             )(*arguments)
+            edit(module.graph)
+            module.recompile()
         context = torch._guards.TracingContext(mode)
         with torch._guards.tracing(context), contextlib.suppress(Stop):
             try:
