@@ -162,6 +162,18 @@ HOOKS = (
         "option has no public reader.",
     ),
     Hook(
+        "chunks",
+        "read",
+        ("torch._inductor.ir.ConcatKernel.create",),
+        "lowerings.chunked_cat",
+        "Chunks of a value are written into their concatenation. Inductor's lowering may compute "
+        "them in one kernel instead, which reads what all chunks need at once.",
+        relies_on=(
+            "torch._inductor.pattern_matcher.stable_topological_sort",
+            "torch.fx.Graph.graph_copy",
+        ),
+    ),
+    Hook(
         "ephemeral_precision",
         "changed",
         ("torch.backends.cuda.matmul",),

@@ -32,7 +32,7 @@ again is live beside what is left."""
 _STEPS = 3
 """Number of shares that are tried between none, which does not fit, and one that does."""
 
-_CHUNK_STEPS = 6
+_CHUNK_STEPS = 4
 """Maximum number of compiles in chunks with one share."""
 
 

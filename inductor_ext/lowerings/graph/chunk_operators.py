@@ -134,6 +134,11 @@ def is_view(node: fx.Node) -> bool:
     return node.target in _VIEWS
 
 
+def is_view_or_part(node: fx.Node) -> bool:
+    """Whether an operator returns a view of its input, several, or one of several results."""
+    return node.target in _VIEWS or node.target in _PARTS
+
+
 def _find_family(node: fx.Node) -> _Family | None:
     if node.op != "call_function" or not is_pure(node):
         return None
@@ -504,6 +509,9 @@ _REDUCTIONS = (
 )
 
 _VIEWS = frozenset({*_RESHAPE, *_PERMUTE, aten.expand.default, aten.select.int, aten.slice.Tensor})
+_PARTS = frozenset(
+    {operator.getitem, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
+)
 _FUSIBLE = frozenset(
     {
         *_REDUCTIONS,

@@ -20,7 +20,7 @@ from inductor_ext.lowerings.graph import chunk_operators
 from inductor_ext.lowerings.graph.chunk_operators import list_needs, list_results
 from inductor_ext.lowerings.graph.chunk_rows import TOTAL, Needs, Refused, Rows, tensor_value
 from inductor_ext.lowerings.graph.fx_nodes import is_read_by_strides
-from inductor_ext.lowerings.graph.live_values import LiveValues
+from inductor_ext.lowerings.graph.live_values import LiveValues, count_bytes
 
 if TYPE_CHECKING:
     from torch import fx
@@ -68,7 +68,9 @@ class Region:
         return kept
 
 
-def grow(seed: fx.Node, out: Rows, rows: int, live: LiveValues, large: int) -> Region | None:
+def grow(
+    seed: fx.Node, out: Rows, rows: int, live: LiveValues, large: int, *, wide: bool = False
+) -> Region | None:
     """Find the region around a value.
 
     Args:
@@ -77,20 +79,24 @@ def grow(seed: fx.Node, out: Rows, rows: int, live: LiveValues, large: int) -> R
         rows: number of rows.
         live: the live values of the graph.
         large: bytes from which on a value that is live at the peak should not be whole.
+        wide: whether no value that is as large should be whole, also if it is not live at the peak.
 
     Returns:
         The region, with its operators in the graph's order; None if there is none.
     """
-    return _Growth(seed, out, rows, live, large).run()
+    return _Growth(seed, out, rows, live, large, wide).run()
 
 
 class _Growth:
     """The search for one region."""
 
-    def __init__(self, seed: fx.Node, out: Rows, rows: int, live: LiveValues, large: int) -> None:
+    def __init__(
+        self, seed: fx.Node, out: Rows, rows: int, live: LiveValues, large: int, wide: bool
+    ) -> None:
         self.region = Region(rows)
-        self.place = {node: index for index, node in enumerate(seed.graph.nodes)}
-        self.live, self.large = live, large
+        self.place = live.place
+        self.nodes = live.nodes
+        self.live, self.large, self.wide = live, large, wide
         self.pending: list[fx.Node] = []
         self.seed = seed
         self.out = out
@@ -155,7 +161,8 @@ class _Growth:
                 self._add(source, [rows])
 
     def _is_large(self, node: fx.Node) -> bool:
-        return self.live.find_at_peak(node) >= self.large
+        size = count_bytes(node) if self.wide else self.live.find_at_peak(node)
+        return size >= self.large
 
     def _has_one_value_per_row(self, node: fx.Node) -> bool:
         try:
@@ -189,16 +196,22 @@ class _Growth:
         results = self.region.results
         first = min(map(self.place.__getitem__, results))
         final = max(map(self.place.__getitem__, results))
-        nodes = list(self.seed.graph.nodes)[first : final + 1]
-        behind: set[fx.Node] = set()
-        for node in nodes:
-            if any(source in results or source in behind for source in node.all_input_nodes):
-                behind.add(node)
+        nodes = self.nodes[first : final + 1]
+        behind = self._find_behind(final + 1)
         before: set[fx.Node] = set()
         for node in reversed(nodes):
             if any(user in results or user in before for user in node.users):
                 before.add(node)
         return (behind & before) - results.keys()
+
+    def _find_behind(self, end: int | None = None) -> set[fx.Node]:
+        """Return the operators up to a place that need a result of the region."""
+        results = self.region.results
+        behind: set[fx.Node] = set()
+        for node in self.nodes[min(map(self.place.__getitem__, results)) : end]:
+            if any(source in results or source in behind for source in node.all_input_nodes):
+                behind.add(node)
+        return behind
 
     def _absorb_inputs(self) -> bool:
         """Add cheap inputs that only the region reads; return whether there are any."""
@@ -212,23 +225,25 @@ class _Growth:
         return changed
 
     def _absorb_users(self) -> bool:
-        """Add a small operator that reads the region, if it needs nothing that is behind it."""
+        """Add small operators that read the region, if they need nothing that is behind it.
+
+        Returns:
+            Whether there are any.
+        """
         results = self.region.results
+        behind = self._find_behind() - results.keys()
+        size = len(results)
         for node, out in list(results.items()):
-            if out == TOTAL:
-                continue
-            for user in node.users:
-                if user in results or not chunk_operators.is_fusible(user):
-                    continue
-                if not self._has_one_value_per_row(user):
-                    continue
-                saved = dict(results), dict(self.region.needs)
-                if self._add(user):
-                    if not self._find_between():
-                        return True
-                    self.region.results, self.region.needs = saved
-                    results = self.region.results
-        return False
+            for user in node.users if out != TOTAL else ():
+                if (
+                    user not in results
+                    and chunk_operators.is_fusible(user)
+                    and self._has_one_value_per_row(user)
+                    and behind.isdisjoint(user.all_input_nodes)
+                    and self._add(user)
+                ):
+                    behind.discard(user)
+        return len(results) > size
 
     def _is_valid(self) -> bool:
         outputs = self.region.list_outputs()
@@ -244,7 +259,7 @@ class _Growth:
     def _may_be_overwritten(self) -> bool:
         """Whether an operator between those of the region may write to memory."""
         places = [self.place[node] for node in self.region.results]
-        nodes = list(self.seed.graph.nodes)[min(places) : max(places)]
+        nodes = self.nodes[min(places) : max(places)]
         return any(node.op == "call_function" and _may_write(node) for node in nodes)
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from inductor_ext.lowerings.graph import chunk_operators
 from inductor_ext.lowerings.graph.chunk_region import CHUNK, Region, grow, list_interior
 from inductor_ext.lowerings.graph.chunk_rows import TOTAL, Refused, Rows, shape_of
-from inductor_ext.lowerings.graph.live_values import REALIZED, LiveValues, estimate
+from inductor_ext.lowerings.graph.live_values import REALIZED, LiveValues, count_bytes, estimate
 
 if TYPE_CHECKING:
     from torch import fx
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 COUNTS = (2, 4, 8, 16)
 """Numbers of chunks."""
 
-_MAX_REGIONS = 64
+_MAX_REGIONS = 32
 """Maximum number of regions of a graph."""
 
-_MAX_SEEDS = 6
+_MAX_SEEDS = 4
 """Number of values that are live at the peak around which a region is looked for."""
 
 _LARGE = 1 / 16
@@ -129,19 +129,29 @@ def divide(graph: fx.Graph, limit: int, count: int) -> tuple[fx.Graph, list[list
     refused: set[str] = set()
     live = estimate(graph)
     while live.peak > limit and len(regions) < _MAX_REGIONS:
-        changed = _copy_graph(graph)
-        now = estimate(changed)
-        region = _find_region(now, count, refused)
-        if region is None:
+        best: tuple[int, fx.Graph, list[str]] | None = None
+        interior: set[str] = set()
+        for wide in (False, True):
+            changed = _copy_graph(graph)
+            now = estimate(changed)
+            region = _find_region(now, count, refused, wide)
+            if region is None:
+                continue
+            names = [node.name for node in region.results]
+            interior |= {node.name for node in list_interior(region, now)}
+            rewrite(changed, region, count, len(regions))
+            peak = estimate(changed).peak
+            if peak < (live.peak + 1 if best is None else best[0]):
+                best = peak, changed, names
+            if peak < live.peak:
+                break
+        if not interior:
             break
-        names = [node.name for node in region.results]
-        interior = {node.name for node in list_interior(region, now)}
-        rewrite(changed, region, count, len(regions))
-        after = estimate(changed)
-        if after.peak > live.peak:
+        if best is None:
             refused |= interior
             continue
-        graph, live = changed, after
+        _, graph, names = best
+        live = estimate(graph)
         regions.append(names)
     return graph, regions
 
@@ -159,45 +169,48 @@ def _copy_graph(graph: fx.Graph) -> fx.Graph:
     return copied
 
 
-def _find_region(live: LiveValues, count: int, refused: set[str]) -> Region | None:
+def _find_region(live: LiveValues, count: int, refused: set[str], wide: bool) -> Region | None:
     """Return the region with the most bytes that are live at the peak, and then fewest operators.
 
     Args:
         live: the live values of the graph.
         count: number of chunks.
         refused: names of values without whose region the peak is lower.
+        wide: see `chunk_region.grow`.
     """
     large = max(1, int(_LARGE * live.peak))
     by_size = sorted(live.at_peak.items(), key=lambda item: -item[1])
     seeds = [node for node, size in by_size if size >= large and node.name not in refused]
     best: Region | None = None
-    best_score = (0, 0)
+    best_score = 0, 0
     for seed in seeds[:_MAX_SEEDS]:
         for rows, out in _list_divisions(seed, count):
-            region = grow(seed, out, rows, live, large)
+            region = grow(seed, out, rows, live, large, wide=wide)
             if region is None:
                 continue
             interior = list_interior(region, live)
             size = sum(live.at_peak[node] for node in interior if node.name not in refused)
-            score = size, -len(region.results)
+            # Values that loops compute get memory of their own if they are needed outside.
+            new = (node for node in region.list_outputs() if node not in live.roots)
+            score = size - sum(map(count_bytes, new)), -len(region.results)
             if score > best_score:
                 best, best_score = region, score
     return best
 
 
 def _list_divisions(node: fx.Node, count: int) -> Iterator[tuple[int, Rows]]:
-    """Yield the numbers of rows by which a value can be divided, and its rows."""
+    """Yield the numbers of rows by which a value can be divided, and its rows: any dimension, or
+    several from the first on."""
     try:
         shape = shape_of(node)
     except Refused:
         return
-    for start, first in enumerate(shape):
-        if first == 1:
-            continue
-        for end in range(start, len(shape)):
-            rows = math.prod(shape[start : end + 1])
-            if shape[end] != 1 and rows >= 2 * count:
-                yield rows, Rows(start, end + 1 - start)
+    dims = [dim for dim, size in enumerate(shape) if size > 1]
+    outer = [(dims[0], end) for end in dims[:-1]] + [(dim, dim) for dim in dims[1:]]
+    for start, end in outer if len(dims) > 1 else [(dim, dim) for dim in dims]:
+        rows = math.prod(shape[start : end + 1])
+        if rows >= 2 * count:
+            yield rows, Rows(start, end + 1 - start)
 
 
 def rewrite(graph: fx.Graph, region: Region, count: int, number: int) -> None:

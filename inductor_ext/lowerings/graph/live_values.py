@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import operator
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph import chunk_operators
@@ -31,6 +30,10 @@ REALIZED = "inductor_realize_to_strides"
 class LiveValues:
     """The live values of a graph."""
 
+    nodes: list[fx.Node]
+    """All nodes of the graph."""
+    place: dict[fx.Node, int]
+    """The index of each node."""
     peak: int
     """Bytes."""
     at_peak: dict[fx.Node, int]
@@ -68,7 +71,7 @@ def estimate(graph: fx.Graph) -> LiveValues:
             last[source] = place[node]
         if node.op != "call_function" or not _has_tensor(node):
             continue
-        if chunk_operators.is_view(node) or node.target is operator.getitem:
+        if chunk_operators.is_view_or_part(node):
             reads[node] = sources
             root = roots.get(node.all_input_nodes[0])
             if root is not None:
@@ -102,7 +105,8 @@ def _find_peak(
     peak = max(profile, default=0)
     step = profile.index(peak) if profile else 0
     live = {node: size for node, size in sizes.items() if first[node] <= step <= last[node]}
-    return LiveValues(peak, live, roots, reads)
+    place = {node: index for index, node in enumerate(nodes)}
+    return LiveValues(nodes, place, peak, live, roots, reads)
 
 
 def count_bytes(node: fx.Node) -> int:
