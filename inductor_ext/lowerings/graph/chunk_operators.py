@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from inductor_ext.lowerings.graph import operator_kinds as kinds
 from inductor_ext.lowerings.graph.chunk_rows import (
     TOTAL,
     Builder,
@@ -100,50 +101,16 @@ def total_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def total_divisor(node: fx.Node) -> int:
     """Return by what the sum over all chunks is divided: for a mean, the number of elements."""
-    if node.target not in _MEANS:
+    if node.target not in kinds.MEANS:
         return 1
     return math.prod(shape_of(node.all_input_nodes[0])) // math.prod(shape_of(node))
-
-
-def is_pointwise(node: fx.Node) -> bool:
-    """Whether an operator computes each element from one element of each input."""
-    target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.pointwise in target.tags
-        and is_pure(node)
-    )
-
-
-def is_fusible(node: fx.Node) -> bool:
-    """Whether Inductor generates loops for an operator, rather than calling a library."""
-    return is_pointwise(node) or node.target in _FUSIBLE
-
-
-def is_creation(node: fx.Node) -> bool:
-    """Whether an operator's result depends on no tensor."""
-    return node.target in (
-        aten.full.default,
-        aten.scalar_tensor.default,
-        torch.ops.prims.iota.default,
-    )
-
-
-def is_view(node: fx.Node) -> bool:
-    """Whether an operator only reads its input's memory in another way."""
-    return node.target in _VIEWS
-
-
-def is_view_or_part(node: fx.Node) -> bool:
-    """Whether an operator returns a view of its input, several, or one of several results."""
-    return node.target in _VIEWS or node.target in _PARTS
 
 
 def _find_family(node: fx.Node) -> _Family | None:
     if node.op != "call_function" or not is_pure(node):
         return None
     family = _FAMILIES.get(node.target)
-    return _POINTWISE if family is None and is_pointwise(node) else family
+    return _POINTWISE if family is None and kinds.is_pointwise(node) else family
 
 
 def _require_rows(out: Rows) -> None:
@@ -358,7 +325,7 @@ def _reduction_needs(node: fx.Node, out: Rows, rows: int) -> Iterator[Needs]:
     for found in list_rows(shape, rows):
         inside = [dim in reduced for dim in range(found.start, found.end)]
         if out == TOTAL:
-            if node.target in _SUMS and all(inside):
+            if node.target in kinds.SUMS and all(inside):
                 yield {source: found}
         elif not any(inside):
             removed = 0 if keeps_dims else sum(dim < found.start for dim in reduced)
@@ -470,74 +437,17 @@ def _family_of(family: _Family, *targets: Any) -> dict[Any, _Family]:
 
 
 _POINTWISE = _Family(_pointwise_needs, _emit_pointwise)
-_RESHAPE = (
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-)
-_PERMUTE = (aten.permute.default, aten.transpose.int, aten.t.default)
-_ALONG_DIM = (
-    aten._softmax.default,
-    aten._log_softmax.default,
-    aten.cumsum.default,
-    aten.cumprod.default,
-    aten.sort.default,
-    aten.topk.default,
-    aten.slice.Tensor,
-    aten.cat.default,
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-)
-_INDEXED = (aten.gather.default, aten.scatter.value, aten.scatter.src)
-_SUMS = frozenset({aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim})
-_MEANS = frozenset({aten.mean.default, aten.mean.dim})
-_REDUCTIONS = (
-    aten.amax.default,
-    aten.amin.default,
-    aten.argmax.default,
-    aten.argmin.default,
-    aten.any.dim,
-    aten.all.dim,
-    aten.prod.dim_int,
-    aten.var.correction,
-    aten.var_mean.correction,
-    *_SUMS,
-)
-
-_VIEWS = frozenset({*_RESHAPE, *_PERMUTE, aten.expand.default, aten.select.int, aten.slice.Tensor})
-_PARTS = frozenset(
-    {operator.getitem, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int}
-)
-_FUSIBLE = frozenset(
-    {
-        *_REDUCTIONS,
-        *_VIEWS,
-        operator.getitem,
-        aten._softmax.default,
-        aten._log_softmax.default,
-        aten.constant_pad_nd.default,
-        aten.embedding.default,
-        aten.full.default,
-        aten.gather.default,
-        torch.ops.prims.iota.default,
-    }
-)
-
 _FAMILIES: dict[Any, _Family] = {
     **_family_of(_Family(_pointwise_needs, _emit_expand), aten.expand.default),
     **_family_of(_Family(_full_needs, _emit_full), aten.full.default),
-    **_family_of(_Family(_reshape_needs, _emit_reshape), *_RESHAPE),
-    **_family_of(_Family(_permute_needs, _emit_permute), *_PERMUTE),
-    **_family_of(_Family(_dim_needs, _emit_along_dim), *_ALONG_DIM),
-    **_family_of(_Family(_gather_needs, _emit_along_dim), *_INDEXED),
+    **_family_of(_Family(_reshape_needs, _emit_reshape), *kinds.RESHAPE),
+    **_family_of(_Family(_permute_needs, _emit_permute), *kinds.PERMUTE),
+    **_family_of(_Family(_dim_needs, _emit_along_dim), *kinds.ALONG_DIM),
+    **_family_of(_Family(_gather_needs, _emit_along_dim), *kinds.INDEXED),
     **_family_of(_Family(_getitem_needs, _emit_getitem), operator.getitem),
     **_family_of(_Family(_select_needs, _emit_select), aten.select.int),
     **_family_of(_Family(_embedding_needs, _emit_call), aten.embedding.default),
-    **_family_of(_Family(_reduction_needs, _emit_reduction), *_REDUCTIONS),
+    **_family_of(_Family(_reduction_needs, _emit_reduction), *kinds.REDUCTIONS),
     **_family_of(_Family(_mm_needs, _emit_matmul), aten.mm.default, aten.bmm.default),
     **_family_of(_Family(_addmm_needs, _emit_matmul), aten.addmm.default, aten.baddbmm.default),
     **_family_of(_Family(_padding_needs, _emit_padding), aten.constant_pad_nd.default),

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from inductor_ext.lowerings.graph import chunk_operators
+from inductor_ext.lowerings.graph import operator_kinds
 from inductor_ext.lowerings.graph.chunk_operators import list_needs, list_results
 from inductor_ext.lowerings.graph.chunk_rows import TOTAL, Needs, Refused, Rows, tensor_value
 from inductor_ext.lowerings.graph.fx_nodes import is_read_by_strides
@@ -61,7 +61,7 @@ class Region:
         kept: set[fx.Node] = set()
         for node in reversed(self.results):
             outside = any(user not in self.results or user in kept for user in node.users)
-            if outside and chunk_operators.is_view(node):
+            if outside and operator_kinds.is_view(node):
                 source = node.all_input_nodes[0]
                 if source in self.results:
                     kept.add(node)
@@ -151,7 +151,7 @@ class _Growth:
         users = (user for user in node.users if user in results)
         if any(self.region.needs[user][node] != out for user in users):
             return False
-        return any(rows is not None for rows in needs.values()) or chunk_operators.is_creation(node)
+        return any(rows is not None for rows in needs.values()) or operator_kinds.is_creation(node)
 
     def _add_large_inputs(self, node: fx.Node) -> None:
         for source, rows in self.region.needs[node].items():
@@ -237,7 +237,7 @@ class _Growth:
             for user in node.users if out != TOTAL else ():
                 if (
                     user not in results
-                    and chunk_operators.is_fusible(user)
+                    and operator_kinds.is_fusible(user)
                     and self._has_one_value_per_row(user)
                     and behind.isdisjoint(user.all_input_nodes)
                     and self._add(user)
@@ -279,9 +279,9 @@ def _may_write(node: fx.Node) -> bool:
 
 def _is_cheap(node: fx.Node) -> bool:
     return (
-        chunk_operators.is_pointwise(node)
-        or chunk_operators.is_view(node)
-        or chunk_operators.is_creation(node)
+        operator_kinds.is_pointwise(node)
+        or operator_kinds.is_view(node)
+        or operator_kinds.is_creation(node)
     )
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from inductor_ext.lowerings.graph import chunk_operators
+from inductor_ext.lowerings.graph import operator_kinds
 
 if TYPE_CHECKING:
     from torch import fx
@@ -71,7 +71,7 @@ def estimate(graph: fx.Graph) -> LiveValues:
             last[source] = place[node]
         if node.op != "call_function" or not _has_tensor(node):
             continue
-        if chunk_operators.is_view_or_part(node):
+        if operator_kinds.is_view_or_part(node):
             reads[node] = sources
             root = roots.get(node.all_input_nodes[0])
             if root is not None:
@@ -133,7 +133,7 @@ def _has_tensor(node: fx.Node) -> bool:
 
 def _is_inlined(node: fx.Node, sources: set[fx.Node]) -> bool:
     """Whether the loops that read a value compute it."""
-    if not (chunk_operators.is_pointwise(node) or chunk_operators.is_creation(node)):
+    if not (operator_kinds.is_pointwise(node) or operator_kinds.is_creation(node)):
         return False
     if node.meta.get(REALIZED):
         return False
@@ -143,9 +143,9 @@ def _is_inlined(node: fx.Node, sources: set[fx.Node]) -> bool:
 
 
 def _is_read_by_loops(user: fx.Node) -> bool:
-    if chunk_operators.is_view(user):
+    if operator_kinds.is_view(user):
         return all(_is_read_by_loops(next_user) for next_user in user.users)
-    return chunk_operators.is_fusible(user)
+    return operator_kinds.is_fusible(user)
 
 
 def _writes_in_place(node: fx.Node) -> bool:
