@@ -157,3 +157,47 @@ def test_attempts_in_chunks_have_cache_keys_of_their_own() -> None:
     key = budget_search.Chunking({"forward": 3, "backward": 4}, {}).key
     assert key == budget_search.Chunking({"backward": 4, "forward": 3}, {}).key
     assert key != budget_search.Chunking({"forward": 34, "backward": 4}, {}).key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_training", [False, True])
+def test_chunks_on_a_gpu(is_training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget_search, "_LARGE", ())
+    torch.manual_seed(0)
+    logits = nn.Linear(256, 8192, bias=False, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2048, 256, device="cuda", dtype=torch.bfloat16)
+    labels = torch.randint(0, 8192, (2048,), device="cuda")
+
+    def compute(module: nn.Module, x: Tensor) -> Tensor:
+        return F.cross_entropy(module(x).float(), labels)
+
+    def run(function: Callable[..., Tensor]) -> Tensor:
+        logits.zero_grad()
+        with torch.set_grad_enabled(is_training):
+            loss = function(logits, x)
+        if is_training:
+            loss.backward()
+        return loss
+
+    budget = int(0.6 * default_peak(lambda: run(compiled(compute))))
+    with planning(memory_budget=budget) as records, events.capture(MemoryBudgetRecord) as found:
+        function = compiled(compute)
+        loss = run(function)
+    assert found[-1].chunks > 1
+    assert peak_of(records[-2:]) <= budget
+    exact = copy.deepcopy(logits).double()
+    expected = F.cross_entropy(exact(x.double()), labels)
+    torch.testing.assert_close(loss.double(), expected, atol=1e-2, rtol=1e-2)
+    if is_training:
+        expected.backward()
+        gradient, reference = logits.weight.grad, exact.weight.grad
+        assert gradient is not None
+        assert reference is not None
+        assert (gradient.double() - reference).norm() <= 1e-2 * reference.norm()
+    # Once libraries have their workspaces, nothing else is allocated.
+    logits.zero_grad()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run(function)
+    assert torch.cuda.max_memory_allocated() - before <= 1.05 * budget
