@@ -470,7 +470,11 @@ class ArenaBoundsError(InductorExtError):
 
 
 class MemoryBudgetError(InductorExtError):
-    """A planned memory peak above the setting `memory_budget`."""
+    """A planned memory peak above the setting `memory_budget`.
+
+    An error of a compile has two more fields: `kind`, the kind of the graph, and `excess`, the
+    bytes above the budget.
+    """
 
     template = (
         "The planned memory peak of {graph} on {device} is {peak}, above the budget of "

@@ -174,6 +174,8 @@ def _check_budget(record: MemoryPlanRecord, settings: Settings) -> None:
                 budget=peak_report.human_bytes(limit),
                 tried="",
                 table=peak_report.peak_table(record),
+                kind=record.kind,
+                excess=needed - limit,
             )
 
 

@@ -1,11 +1,13 @@
-"""Training steps within a `memory_budget` below what they need by default.
+"""Training steps and inference within a `memory_budget` below what they need by default.
 
 For each model of `memory.step_models`, forward, loss and backward are compiled by default, and
 again with a budget of a share of the default's planned peak. Peaks are measured on the CPU by
 allocator events. The gradients of both must be equal up to rounding; dropout is off. Times are
-those of the step, in alternation.
+those of the step, in alternation. With `--inference`, the forward in eval mode is measured instead,
+and the outputs are compared.
 
-    python -m benchmarks.memory.budget [--models NAME ...] [--share 0.7] [--json-out DIR]
+    python -m benchmarks.memory.budget [--inference] [--models NAME ...] [--share 0.7]
+        [--json-out DIR]
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ MODELS = (
 )
 
 MAX_DIFFERENCE = 1e-3
-"""Maximum difference of a gradient to the one without a budget, relative to the largest gradient
-of the model."""
+"""Maximum difference of a gradient, or of the output, to the one without a budget, relative to the
+largest gradient of the model, or to the largest element of the output."""
 
 
 class _Step:
@@ -73,6 +75,10 @@ class _Step:
         self.module.zero_grad()
         self.loss(self.inputs).backward()
 
+    def list_results(self) -> list[torch.Tensor]:
+        """Return what is compared: the gradients of the first step."""
+        return self.gradients
+
     def measure_peak(self) -> int:
         """Return the bytes above the level between steps."""
         self.module.zero_grad()
@@ -83,36 +89,65 @@ class _Step:
         return [found for found in self.records if isinstance(found, record)]
 
 
-def measure_model(name: str, share: float, rounds: int) -> resumable.CaseResult:
+class _Inference(_Step):
+    """The forward of a model in eval mode, in new code."""
+
+    def _compute_loss(self, inputs: step_models.Inputs) -> torch.Tensor:
+        return step_models.extract_output(self.module.eval()(**inputs))
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Run the model."""
+        self.output = self.loss(self.inputs)
+
+    def list_results(self) -> list[torch.Tensor]:
+        """Return what is compared: the output."""
+        return [self.output.float()]
+
+    def measure_peak(self) -> int:
+        """Return the bytes above the level between calls, with the output."""
+        del self.output
+        peak = steps.measure_step(self, "cpu").peak
+        self()
+        return peak
+
+
+_DIFFERENCES = {_Step: "difference of gradients", _Inference: "difference of outputs"}
+"""The name of the metric, by what is measured."""
+
+
+def measure_model(name: str, share: float, rounds: int, make: type[_Step]) -> resumable.CaseResult:
     """Measure a model with and without a budget.
 
     Args:
         name: of the model.
+        make: what is measured.
         share: the budget, as a share of the planned peak without one.
         rounds: measurements of a time; 0 for none.
     """
     build = step_models.MODELS[name]
-    default = _Step(build, None)
+    default = make(build, None)
     planned = max(record.peak for record in default.find(MemoryPlanRecord))
     budget = int(share * planned)
     rows = [_row(name, "peak, no budget", "MiB", default.measure_peak() / MIB)]
     try:
-        limited = _Step(build, budget)
+        limited = make(build, budget)
     except Exception as error:
         why = f"does not fit: {type(error).__name__}"
         rows.append(_row(name, "peak", "MiB", None, floor=budget / MIB, note=why))
         return resumable.CaseResult(rows, _format(rows), True)
-    largest = max(float(gradient.abs().max()) for gradient in default.gradients)
-    pairs = zip(limited.gradients, default.gradients, strict=True)
+    expected = default.list_results()
+    largest = max(float(result.abs().max()) for result in expected)
+    pairs = zip(limited.list_results(), expected, strict=True)
     difference = max(float((a - b).abs().max()) for a, b in pairs) / largest
     if difference > MAX_DIFFERENCE:
-        raise AssertionError(f"{name}: gradients differ by {difference}")
+        raise AssertionError(f"{name}: results differ by {difference}")
     found = limited.find(MemoryBudgetRecord)
     note = found[-1].describe() if found else None
     peak = limited.measure_peak() / MIB
     rows += [
         _row(name, "peak", "MiB", peak, floor=budget / MIB, note=note),
-        _row(name, "difference of gradients", "relative", difference),
+        _row(name, _DIFFERENCES[make], "relative", difference),
     ]
     if rounds:
         timers = {"time": limited, "time, no budget": default}
@@ -141,11 +176,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = list(step_models.MODELS)
     parser.add_argument("--models", nargs="+", choices=names, default=MODELS, metavar="NAME")
     parser.add_argument("--share", type=float, default=0.7, help="of the default's planned peak")
+    parser.add_argument("--inference", action="store_true", help="measure no training steps")
     parser.add_argument("--rounds", type=int, default=12, help="measurements of a time")
     resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     header = results.collect_header(
-        "memory-budget",
+        "memory-budget-inference" if options.inference else "memory-budget",
         results.format_command(),
         results.name_hardware("cpu"),
         commit=options.commit,
@@ -155,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> Iterator[resumable.CaseResult]:
         pending = [name for name in options.models if name not in ledger.cases]
         for name in resumable.take_within(pending, options.budget_seconds):
-            yield measure_model(name, options.share, options.rounds)
+            make = _Inference if options.inference else _Step
+            yield measure_model(name, options.share, options.rounds, make)
 
     _, failed = ledger.add_all(run())
     return 1 if failed else 0

@@ -50,6 +50,8 @@ def _dispatch_key(stock: Callable[..., None]) -> Callable[..., None]:
             ]
             if share := context.current().recomputed_share:
                 parts.append(f"recompute{share}")
+            if chunking := context.current().chunking:
+                parts.append(chunking.key)
             parts += [post_grad_pass.cache_key(settings, gm), mutation.cache_key(gm)]
             self.inductor_ext = "-".join(parts)
 

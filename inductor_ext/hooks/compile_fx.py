@@ -198,7 +198,7 @@ def scoped_inner_compile(
         from torch._dynamo.utils import counters
 
         from inductor_ext.hooks.upstream_fixes import cpp_wrapper_options, returned_views
-        from inductor_ext.lowerings.graph import concat_frozen_weights
+        from inductor_ext.lowerings.graph import chunks, concat_frozen_weights
 
         kind = _find_kind(kwargs)
         if kind != "aot":
@@ -217,6 +217,7 @@ def scoped_inner_compile(
             if kind in ("inference", "forward"):
                 returned_views.view_inputs(gm)
             concat_frozen_weights.concat_frozen_weights(gm, settings)
+            budget_search.reduce_peak(kind, gm, chunks.chunk_graph)
             budget_search.note_graph(kind, gm)
             output = inner(gm, example_inputs, *args, **kwargs)
         after = _read_cache_counters(counters)

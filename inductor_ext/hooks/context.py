@@ -59,6 +59,8 @@ class CompileContext:
     recomputed_share: float = 0.0
     """Share of the segments of a forward that its backward computes again
     (`lowerings.graph.recompute_segments`)."""
+    chunking: Any = None
+    """The `memory.budget_search.Chunking` of graphs that are too large; None for no chunks."""
     graph_costs: list[Any] | None = None
     """Collects a `memory.budget_search.GraphCost` of every graph."""
     budget_checks: list[Any] | None = None

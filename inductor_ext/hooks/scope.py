@@ -33,6 +33,7 @@ HOOKS = (
         "During a compile, V.choices is an instance of a subclass of the user's class and carries "
         "the settings. Inductor pickles it for compile subprocesses, which get no other state.",
         relies_on=(
+            "torch._inductor.choices.InductorChoices.can_fuse",
             "torch._inductor.choices.InductorChoices.get_template_configs",
             "torch._inductor.choices.InductorChoices.should_use_persistent_reduction",
             "torch._inductor.virtualized._choices",

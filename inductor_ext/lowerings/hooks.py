@@ -6,7 +6,7 @@ Reading the declarations imports no compiler.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from inductor_ext.hooks import context, registry
@@ -162,6 +162,18 @@ HOOKS = (
         "option has no public reader.",
     ),
     Hook(
+        "chunks",
+        "read",
+        ("torch._inductor.ir.ConcatKernel.create",),
+        "lowerings.chunked_cat",
+        "Chunks of a value are written into their concatenation. Inductor's lowering may compute "
+        "them in one kernel instead, which reads what all chunks need at once.",
+        relies_on=(
+            "torch._inductor.pattern_matcher.stable_topological_sort",
+            "torch.fx.Graph.graph_copy",
+        ),
+    ),
+    Hook(
         "ephemeral_precision",
         "changed",
         ("torch.backends.cuda.matmul",),
@@ -175,7 +187,7 @@ HOOKS = (
 def install_hooks() -> None:
     """Register the lowerings, and install the dispatchers, once per process."""
     # Importing these modules registers their lowerings.
-    from inductor_ext.lowerings import aten, fused  # noqa: F401
+    from inductor_ext.lowerings import aten, chunked_cat, fused  # noqa: F401
     from inductor_ext.lowerings.graph import decode_attention
     from inductor_ext.lowerings.pointwise import division, erf, tanh  # noqa: F401
 
@@ -225,6 +237,10 @@ def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
             from inductor_ext.lowerings.graph import recompute_segments
 
             recompute_segments.mark_segments(result.graph, share)
+        if chunking := context.current().chunking:
+            from inductor_ext.lowerings.graph import recompute_chunked
+
+            recompute_chunked.mark_chunked_values(result.graph, max(chunking.saved.values()))
         return result
 
     return _recursive_joint_graph_passes
@@ -300,6 +316,17 @@ class KernelChoices:
         stock: Any = super()
         return stock.get_template_configs(kernel_inputs, templates, op_name, *args, **kwargs)
 
+    def can_fuse(self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+        """Whether two kernels may be fused: Inductor's cases, but never two chunks of one value."""
+        stock: Any = super()
+        if not stock.can_fuse(scheduler, node1, node2, shared_data_score):
+            return False
+        if context.current().chunking is None:
+            return True
+        from inductor_ext.lowerings.graph import chunks
+
+        return chunks.allows_fusion(_list_origins(node1), _list_origins(node2))
+
     def should_use_persistent_reduction(self, features: Any, cooperative_reduction: bool) -> bool:
         """Whether a reduction keeps its row in registers: Inductor's cases, and further ones.
 
@@ -322,3 +349,10 @@ class KernelChoices:
             and not cooperative_reduction
             and persistent_reductions.should_hold_row_in_registers(features)
         )
+
+
+def _list_origins(node: Any) -> Iterator[Any]:
+    """Yield the FX nodes that a scheduler node computes."""
+    for part in node.get_nodes():
+        if part.node is not None:
+            yield from part.node.get_origins()

@@ -220,10 +220,10 @@ class Settings:
     )
     memory_budget: int | str | None = _setting(
         None,
-        'Bytes, or a string such as "8GiB", for the planned peak on each device. A training graph '
-        "that exceeds it recomputes as many activations as it takes to fit. If it cannot fit, the "
-        "compile fails with an error that lists the buffers live at the peak. With dynamic shapes "
-        "each call is checked at its sizes.",
+        'Bytes, or a string such as "8GiB", for the planned peak on each device. A graph that '
+        "exceeds it computes large values in chunks, and a training graph also recomputes "
+        "activations, until it fits. If it cannot fit, the compile fails with an error that lists "
+        "the buffers live at the peak. With dynamic shapes each call is checked at its sizes.",
         parse=parse_bytes,
     )
     memory_debug: bool = _setting(

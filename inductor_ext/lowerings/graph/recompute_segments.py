@@ -55,7 +55,7 @@ def mark_segments(graph: fx.Graph, share: float) -> None:
         share: of the segments to recompute, from 0 to 1. The last segment is never recomputed: its
             backward comes right after it.
     """
-    forward = list(_list_forward(graph))
+    forward = list(list_forward(graph))
     values = _read_values(forward)
     cuts = choose_cuts(len(forward), list(values.values()))
     cuts = cuts[: round(share * len(cuts))]
@@ -176,7 +176,7 @@ def _cut_below(
     return cuts[::-1], costs[-1]
 
 
-def _list_forward(graph: fx.Graph) -> Iterator[fx.Node]:
+def list_forward(graph: fx.Graph) -> Iterator[fx.Node]:
     """Yield the operators of the forward, in order."""
     backward = {node for node in graph.find_nodes(op="placeholder") if "tangents" in node.name}
     for node in graph.nodes:
