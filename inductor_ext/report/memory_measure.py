@@ -243,6 +243,9 @@ def _read_events(prof: Any) -> Profile:
             allocations.append(
                 Allocation(event.start_time_ns, str(fields.device), fields.ptr, fields.alloc_size)
             )
+        elif event.tag != _EventType.TorchOp:
+            # A range has a second event on a GPU, from the begin of its first kernel on.
+            continue
         elif event.name.startswith(_CALL):
             key = event.name[len(_CALL) :].removesuffix(" ##")
             windows.append((key, event.start_time_ns, event.end_time_ns))
