@@ -34,16 +34,16 @@ def check_run(measured: dict[str, float]) -> None:
     assert measured["gathered"] == 0 < measured["unsharded"]
 
 
-def check_peaks(measured: dict[str, dict[str, float]]) -> None:
+def check_runs(measured: dict[str, dict[str, float]]) -> None:
     for name, run in measured.items():
         check_run(run)
         assert bool(run["members"]) or name != "always"
-    assert measured["auto"]["peak"] <= measured["inductor"]["peak"]
 
 
 def test_parameters_are_freed_and_the_peak_is_at_most_inductors(tmp_path: Path) -> None:
     (measured,) = run_ranks(tmp_path, 1, "cpu", ["inductor", "auto", "always"])
-    check_peaks(measured)
+    check_runs(measured)
+    assert measured["auto"]["peak"] <= measured["inductor"]["peak"]
 
 
 @pytest.mark.slow
@@ -56,4 +56,4 @@ def test_two_ranks_compute_the_same_as_one_process(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_parameters_are_freed_on_a_gpu(tmp_path: Path) -> None:
     (measured,) = run_ranks(tmp_path, 1, "cuda", ["eager", "inductor", "auto", "always"])
-    check_peaks(measured)
+    check_runs(measured)

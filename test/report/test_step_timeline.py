@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._C._profiler import _EventType
 
 import inductor_ext
 from benchmarks.memory import steps
 from inductor_ext import exc
+from inductor_ext.report import memory_measure
 from inductor_ext.report.memory_report import MemoryReport
 from inductor_ext.report.step_timeline import StepTimeline
 
@@ -207,3 +211,39 @@ def test_a_training_step_on_a_gpu() -> None:
         assert call.planned == pytest.approx(call.measured, rel=0.01)
     assert timelines[0].peak < timelines[1].peak
     assert {state.device for state in report.state} >= {"cuda:0"}
+
+
+def event(name: str, tag: Any, start: int, end: int, *children: Any, **fields: Any) -> Any:
+    return SimpleNamespace(
+        name=name,
+        tag=tag,
+        start_time_ns=start,
+        end_time_ns=end,
+        children=list(children),
+        extra_fields=SimpleNamespace(**fields),
+    )
+
+
+def test_ranges_of_a_gpu_do_not_count() -> None:
+    """On a GPU, every range has a second event that begins with its first kernel."""
+    allocation = event(
+        "[memory]", _EventType.Allocation, 12, 12, device="cuda:0", ptr=1, alloc_size=512
+    )
+    call = "## Call CompiledFxGraph fkey ##"
+    events = [
+        event(
+            "inductor_ext.memory_report",
+            _EventType.TorchOp,
+            10,
+            40,
+            event(call, _EventType.TorchOp, 11, 30, allocation),
+        ),
+        event("inductor_ext.memory_report", _EventType.Kineto, 20, 50),
+        event(call, _EventType.Kineto, 21, 45),
+    ]
+    results = SimpleNamespace(experimental_event_tree=lambda: events)
+    profiler = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+    profile = memory_measure._read_events(profiler)
+    assert (profile.start, profile.end) == (10, 40)
+    assert profile.calls == [("fkey", 11, 30)]
+    assert [found.bytes for found in profile.allocations] == [512]
