@@ -284,8 +284,13 @@ class _Planner:
         decision = self._decide_for(pool if pool != "combined" else "outputs")
         if decision.arenas and not self.force:
             without = self._decide_for("none")
-            few = without.calls <= max(decision.calls, inductor_calls)
-            if few and without.host_cost <= decision.host_cost:
+            few = without.calls <= decision.calls
+            if any(storage.device.type != "cpu" for storage in self.memory.storages):
+                # Kernels are launched while others run, so the host's time counts.
+                few = without.calls <= max(decision.calls, inductor_calls) and (
+                    without.host_cost <= decision.host_cost
+                )
+            if few:
                 return without
         if pool == "combined" and self.force:
             # An arena lives as long as any output in it. Share one between outputs and

@@ -187,7 +187,7 @@ HOOKS = (
 def install_hooks() -> None:
     """Register the lowerings, and install the dispatchers, once per process."""
     # Importing these modules registers their lowerings.
-    from inductor_ext.lowerings import aten, chunked_cat, fused  # noqa: F401
+    from inductor_ext.lowerings import aten, fused  # noqa: F401
     from inductor_ext.lowerings.graph import decode_attention
     from inductor_ext.lowerings.pointwise import division, erf, tanh  # noqa: F401
 

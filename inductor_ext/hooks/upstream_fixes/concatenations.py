@@ -32,6 +32,8 @@ def _lower_cat(stock: Callable[..., Any], inputs: Sequence[Any], dim: int = 0) -
     from torch._inductor import lowering
     from torch._inductor.virtualized import V
 
+    from inductor_ext.lowerings import chunked_cat
+
     node = V.graph.current_node
     # The lowerings of other operators call this one, too, with operands of their own.
     if node.target is torch.ops.aten.cat.default and _is_overwritten(node):
@@ -40,6 +42,8 @@ def _lower_cat(stock: Callable[..., Any], inputs: Sequence[Any], dim: int = 0) -
             lowering.clone(value) if _is_read_elsewhere(operand) else value
             for operand, value in zip(operands, inputs, strict=True)
         ]
+    if chunked_cat.is_chunked(node, inputs):
+        return chunked_cat.join_chunks(inputs, dim)
     return stock(inputs, dim)
 
 

@@ -63,11 +63,7 @@ not in use there. Without it, the small layers of a convolutional network alloca
 again, which costs host time. A workspace of up to 7/8 of the peak still does not raise the peak."""
 
 _VIEW_COST = 1 / 2
-"""Host time of a view of an arena, in allocator calls.
-
-On a CPU a view takes as long as an allocation and its release together, 0.4 us, but memory that is
-new to the process takes longer at its first use. CUDA's caching allocator takes about twice as
-long."""
+"""Host time of a view of an arena, in allocator calls of CUDA's caching allocator."""
 
 
 @dataclasses.dataclass(frozen=True)
