@@ -46,9 +46,22 @@ def register_lowering(*operators: Any) -> Callable[[_F], _F]:
 
 
 def register_once(lowering: Lowering, *operators: Any) -> None:
-    """Register a lowering for those of the operators that have none."""
-    missing = [operator for operator in operators if operator not in registered()]
+    """Register a lowering of the package for those of the operators that have none of a user's.
+
+    Raises:
+        ValueError: the package has another lowering for an operator.
+    """
+    missing = []
+    for operator in operators:
+        existing = _lowerings.get(operator)
+        if existing is None or (existing is not lowering and _is_own(existing)):
+            missing.append(operator)
     register_lowering(*missing)(lowering)
+
+
+def _is_own(lowering: Lowering) -> bool:
+    """Whether a lowering is one of the package."""
+    return lowering.__module__.split(".")[0] == "inductor_ext"
 
 
 def unregister_lowering(*operators: Any) -> None:
@@ -74,7 +87,7 @@ def registry_key(*, own: bool = True) -> str:
     items = sorted(
         (str(operator), key)
         for operator, key in _keys.items()
-        if own or _lowerings[operator].__module__.split(".")[0] != "inductor_ext"
+        if own or not _is_own(_lowerings[operator])
     )
     return hashlib.sha256(repr(items).encode()).hexdigest()[:16]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -491,3 +492,21 @@ def test_environment_is_left_alone() -> None:
         "TRITON_CACHE_DIR",
         "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
     }
+
+
+def test_two_lowerings_of_the_package_for_one_operator_are_an_error() -> None:
+    """The second would never be called."""
+
+    def lowering(stock: Any, *args: Any) -> Any:
+        return stock(*args)
+
+    first, second = (types.FunctionType(lowering.__code__, {}, name) for name in ("a", "b"))
+    first.__module__ = second.__module__ = "inductor_ext.lowerings"
+    operator = torch.ops.aten.lgamma.default
+    lowering_table.register_once(first, operator)
+    try:
+        lowering_table.register_once(first, operator)
+        with pytest.raises(ValueError, match="already has a lowering"):
+            lowering_table.register_once(second, operator)
+    finally:
+        lowering_table.unregister_lowering(operator)
