@@ -24,6 +24,7 @@ from torch._inductor.virtualized import V
 from inductor_ext import exc
 from inductor_ext.hooks import context
 from inductor_ext.hooks.wrapper_codegen import budget_exception, call_decorators, root_wrapper
+from inductor_ext.memory.records import InputDimension
 from inductor_ext.memory.symbolic_peak import DevicePeaks, SymbolicPeak, record_function_peaks
 
 
@@ -133,18 +134,26 @@ def _read_symbols(line: Any) -> set[sympy.Symbol]:
     return set()
 
 
-def _describe_symbol(wrapper: Any, symbol: sympy.Symbol) -> str:
-    """Return what a symbol is: a size of an input if possible."""
+def find_input_dimensions(wrapper: Any, symbol: sympy.Symbol) -> tuple[InputDimension, ...]:
+    """Return the dimensions of the function's inputs whose size is a symbol."""
     signature = context.current().signature
     inputs = wrapper.get_graph_inputs()
     names = list(inputs)
     if signature is not None and len(signature.tensors) == len(names):
         names = [tensor.name for tensor in signature.tensors]
-    for name, value in zip(names, inputs.values(), strict=True):
-        sizes = list(value.get_size()) if is_tensor(value) else []
-        if symbol in sizes:
-            return f"{symbol} ({name}.size({sizes.index(symbol)}))"
-    return str(symbol)
+    return tuple(
+        InputDimension(name, dimension)
+        for name, value in zip(names, inputs.values(), strict=True)
+        if is_tensor(value)
+        for dimension, size in enumerate(value.get_size())
+        if size == symbol
+    )
+
+
+def _describe_symbol(wrapper: Any, symbol: sympy.Symbol) -> str:
+    """Return what a symbol is: a size of an input if possible."""
+    first = next(iter(find_input_dimensions(wrapper, symbol)), None)
+    return str(symbol) if first is None else f"{symbol} ({first.describe()})"
 
 
 def _write_python(

@@ -13,8 +13,7 @@ import sympy  # type: ignore[import-untyped]
 from torch._inductor.codegen.wrapper import pexpr
 from torch._inductor.virtualized import V
 
-from inductor_ext.hooks import context
-from inductor_ext.memory.budget import is_tensor
+from inductor_ext.memory.budget import find_input_dimensions, is_tensor
 from inductor_ext.memory.extern_memory import size_hint
 from inductor_ext.memory.planner import placement_policy
 from inductor_ext.memory.planner.resized_plan import resize_plan
@@ -22,7 +21,6 @@ from inductor_ext.memory.planner_input import unbacked_symbols
 from inductor_ext.memory.records import (
     DynamicPlan,
     DynamicSize,
-    InputDimension,
     MemoryPlanRecord,
     PlannedSpan,
 )
@@ -95,18 +93,6 @@ def _has_symbols(wrapper: Any) -> bool:
 
 
 def _describe_size(wrapper: Any, symbol: sympy.Symbol) -> DynamicSize:
-    signature = context.current().signature
-    inputs = wrapper.get_graph_inputs()
-    names = list(inputs)
-    if signature is not None and len(signature.tensors) == len(names):
-        names = [tensor.name for tensor in signature.tensors]
-    places = tuple(
-        InputDimension(name, dimension)
-        for name, value in zip(names, inputs.values(), strict=True)
-        if is_tensor(value)
-        for dimension, size in enumerate(value.get_size())
-        if size == symbol
-    )
     shape_env = V.graph.sizevars.shape_env
     limits = shape_env.var_to_range.get(symbol)
     lowest = highest = None
@@ -117,7 +103,7 @@ def _describe_size(wrapper: Any, symbol: sympy.Symbol) -> DynamicSize:
         hint=size_hint(symbol),
         lowest=0 if lowest is None else max(lowest, 0),
         highest=highest,
-        inputs=places,
+        inputs=find_input_dimensions(wrapper, symbol),
         is_data=symbol in unbacked_symbols(symbol),
     )
 

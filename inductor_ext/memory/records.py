@@ -57,6 +57,10 @@ class InputDimension:
     input: str
     dimension: int
 
+    def describe(self) -> str:
+        """Return it as code: "x.size(0)"."""
+        return f"{self.input}.size({self.dimension})"
+
 
 @dataclasses.dataclass(frozen=True)
 class DynamicSize:
@@ -81,7 +85,7 @@ class DynamicSize:
             return f"{self.name} (read from data)"
         if not self.inputs:
             return self.name
-        return f"{self.name} ({self.inputs[0].input}.size({self.inputs[0].dimension}))"
+        return f"{self.name} ({self.inputs[0].describe()})"
 
 
 @dataclasses.dataclass(frozen=True)

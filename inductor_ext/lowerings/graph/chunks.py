@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from inductor_ext.lowerings.graph import chunk_operators
 from inductor_ext.lowerings.graph.chunk_region import CHUNK, Region, grow, list_interior
 from inductor_ext.lowerings.graph.chunk_rows import TOTAL, Refused, Rows, shape_of
+from inductor_ext.lowerings.graph.fx_nodes import add_call
 from inductor_ext.lowerings.graph.live_values import REALIZED, LiveValues, count_bytes, estimate
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ _MAX_REGIONS = 32
 _MAX_SEEDS = 4
 """Number of values that are live at the peak around which a region is looked for."""
 
-_LARGE = 1 / 16
+LARGE = 1 / 16
 """Share of the peak from which on a value should not be whole."""
 
 _ALIGNMENT = 16
 """Chunks of many rows are a multiple of this number of rows, for the alignment of addresses."""
 
-_STALE = ("val", "tensor_meta", "eager_input_vals", "recompute", "ac_graph_id")
+_STALE = ("tensor_meta", "eager_input_vals", "recompute", "ac_graph_id")
 """Keys of `node.meta` that do not hold for a chunk."""
 
 
@@ -178,7 +179,7 @@ def _find_region(live: LiveValues, count: int, refused: set[str], wide: bool) ->
         refused: names of values without whose region the peak is lower.
         wide: see `chunk_region.grow`.
     """
-    large = max(1, int(_LARGE * live.peak))
+    large = max(1, int(LARGE * live.peak))
     by_size = sorted(live.at_peak.items(), key=lambda item: -item[1])
     seeds = [node for node, size in by_size if size >= large and node.name not in refused]
     best: Region | None = None
@@ -343,13 +344,10 @@ def _add_call(
     **kwargs: Any,
 ) -> fx.Node:
     """Add a call with its value, and the metadata of the operator that it stands for."""
-    from torch import fx
-
-    node = graph.call_function(target, args, kwargs)
-    values: Any = fx.node.map_arg((args, kwargs), lambda operand: operand.meta["val"])
-    meta = {name: value for name, value in like.meta.items() if name not in _STALE}
     with _find_fake_mode(like):
-        node.meta = {**meta, CHUNK: key, "val": target(*values[0], **values[1])}
+        node = add_call(graph, like, target, *args, **kwargs)
+    meta = {name: value for name, value in node.meta.items() if name not in _STALE}
+    node.meta = {**meta, CHUNK: key}
     return node
 
 

@@ -59,13 +59,12 @@ def estimate(graph: fx.Graph) -> LiveValues:
     Args:
         graph: a graph of ATen operators with fake tensors in `meta["val"]`.
     """
-    nodes = list(graph.nodes)
-    place = {node: index for index, node in enumerate(nodes)}
+    place = {node: index for index, node in enumerate(graph.nodes)}
     roots: dict[fx.Node, fx.Node] = {}
     reads: dict[fx.Node, set[fx.Node]] = {}
     first: dict[fx.Node, int] = {}
     last: dict[fx.Node, int] = {}
-    for node in nodes:
+    for node in place:
         sources = set().union(*(reads.get(source, ()) for source in node.all_input_nodes))
         for source in sources:
             last[source] = place[node]
@@ -86,27 +85,26 @@ def estimate(graph: fx.Graph) -> LiveValues:
                 for source in dict.fromkeys(node.all_input_nodes):
                     if source in first and set(source.users) == {node}:
                         first[node] = min(first[node], first.pop(source))
-    return _find_peak(nodes, first, last, roots, reads)
+    return _find_peak(place, first, last, roots, reads)
 
 
 def _find_peak(
-    nodes: list[fx.Node],
+    place: dict[fx.Node, int],
     first: dict[fx.Node, int],
     last: dict[fx.Node, int],
     roots: dict[fx.Node, fx.Node],
     reads: dict[fx.Node, set[fx.Node]],
 ) -> LiveValues:
     sizes = {node: count_bytes(node) for node in first}
-    change = [0] * (len(nodes) + 1)
+    change = [0] * (len(place) + 1)
     for node, size in sizes.items():
         change[first[node]] += size
         change[last[node] + 1] -= size
-    profile = list(itertools.accumulate(change[: len(nodes)]))
+    profile = list(itertools.accumulate(change[: len(place)]))
     peak = max(profile, default=0)
     step = profile.index(peak) if profile else 0
     live = {node: size for node, size in sizes.items() if first[node] <= step <= last[node]}
-    place = {node: index for index, node in enumerate(nodes)}
-    return LiveValues(nodes, place, peak, live, roots, reads)
+    return LiveValues(list(place), place, peak, live, roots, reads)
 
 
 def count_bytes(node: fx.Node) -> int:

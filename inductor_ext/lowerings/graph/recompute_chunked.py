@@ -17,9 +17,6 @@ from inductor_ext.lowerings.graph.recompute_segments import list_forward
 if TYPE_CHECKING:
     from torch import fx
 
-_LARGE = 1 / 16
-"""Share of the peak from which on a value is marked."""
-
 _SEGMENT = 1 << 30
 """Number of the marked values' segment, behind those of `recompute_segments`: what it reads of them
 is saved."""
@@ -45,6 +42,6 @@ def mark_chunked_values(graph: fx.Graph, saved: int) -> None:
         node = forward.get(name)
         if node is None or node in returned or not is_pure(node):
             continue
-        if count_bytes(node) >= _LARGE * peak:
+        if count_bytes(node) >= chunks.LARGE * peak:
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
             node.meta["ac_graph_id"] = _SEGMENT

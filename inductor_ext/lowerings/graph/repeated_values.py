@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from inductor_ext.lowerings.graph.cleanup import is_pure
 from inductor_ext.lowerings.graph.fx_nodes import Unreadable, add_call, shape
 from inductor_ext.lowerings.graph.matmul_nodes import call_arguments
+from inductor_ext.lowerings.graph.operator_kinds import is_pointwise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ def add_without_repeats(graph: fx.Graph, node: fx.Node, dims: frozenset[int]) ->
     target: Any = node.target
     args: Any
     kwargs: Any
-    if _is_pointwise(target):
+    if is_pointwise(node):
         args, kwargs = fx.node.map_arg(
             (node.args, node.kwargs),
             lambda operand: (
@@ -97,7 +98,7 @@ def _repeated_of(
         return
     if operator in (aten.full.default, aten.full_like.default, aten.scalar_tensor.default):
         yield from range(len(sizes))
-    elif operator in (aten.expand.default, aten.clone.default) or _is_pointwise(operator):
+    elif operator is aten.expand.default or is_pointwise(node):
         operands = [operand for operand in node.all_input_nodes if _is_tensor(operand)]
         yield from (
             dim
@@ -137,14 +138,6 @@ def _origins(node: fx.Node, ndim: int) -> list[int | None] | None:
         padded = {-1 - index // 2 for index, amount in enumerate(pad) if amount != 0}
         return [None if dim in padded else dim for dim in same]
     return None
-
-
-def _is_pointwise(operator: Any) -> bool:
-    import torch
-
-    if operator is torch.ops.prims.convert_element_type.default:
-        return True
-    return torch.Tag.pointwise in operator.tags
 
 
 def _is_tensor(node: fx.Node) -> bool:
