@@ -80,7 +80,10 @@ def test_a_call_at_another_batch_needs_what_the_plan_says() -> None:
 
 @pytest.mark.gpu
 def test_a_call_at_another_batch_on_a_gpu() -> None:
-    model = Block().cuda()
+    # Without attention: a plan does not know the workspaces of its kernels on a GPU.
+    model = nn.Sequential(
+        nn.LayerNorm(16), nn.Linear(16, 48), nn.GELU(), nn.Linear(48, 32), nn.Softmax(-1)
+    ).cuda()
     run = compiled(lambda x: model(x).square().mean())
     x = torch.randn(64, 5, 16, device="cuda")
     torch._dynamo.mark_dynamic(x, 0)
@@ -93,8 +96,7 @@ def test_a_call_at_another_batch_on_a_gpu() -> None:
     assert [item.kind for item in measured] == ["forward", "backward"]
     for item in measured:
         assert item.predicted > 4099 * 5 * 16 * 4
-        # The plan does not know what the kernels of attention allocate themselves (2.2 % here).
-        assert abs(item.deviation) <= 3
+        assert abs(item.deviation) <= 1
 
 
 def test_static_plans_have_no_expressions() -> None:

@@ -92,12 +92,17 @@ def check(got: torch.Tensor, model: torch.nn.Module, x: torch.Tensor) -> None:
 
 
 def reset() -> None:
-    """Forget compiled code and recorded graphs, and return all free memory to the GPU."""
+    """Forget compiled code and recorded graphs, and return all free memory to the GPU.
+
+    cuBLAS keeps a workspace for each stream (32 MiB on an H100). CUDA graphs run on a stream that
+    earlier work may have used, so that only some calls would allocate it.
+    """
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
     torch._dynamo.reset()
     reset_cudagraph_trees()
     torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
     torch.cuda.empty_cache()
 
