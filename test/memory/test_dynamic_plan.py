@@ -94,9 +94,11 @@ def test_a_call_at_another_batch_on_a_gpu() -> None:
         resized = [resize_plan(record, {only_size(record): 4099}) for record in records]
         measured = memory_measure.measure(resized, lambda: run(y).backward())
     assert [item.kind for item in measured] == ["forward", "backward"]
-    for item in measured:
-        assert item.predicted > 4099 * 5 * 16 * 4
-        assert abs(item.deviation) <= 1
+    forward, backward = measured
+    assert forward.predicted > 4099 * 5 * 16 * 4
+    assert abs(forward.deviation) <= 1
+    # It needs only memory of saved tensors that are freed during the call.
+    assert abs(backward.measured - backward.predicted) <= forward.predicted / 100
 
 
 def test_static_plans_have_no_expressions() -> None:
