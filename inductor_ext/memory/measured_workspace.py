@@ -1,13 +1,16 @@
-"""Workspaces of CPU kernels that follow no formula: a kernel is run once with its sizes.
+"""Workspaces of library kernels that follow no formula: a kernel is run once with its sizes.
 
-oneDNN copies operands and results of convolutions to blocked layouts of its choice, and torch has
-no function that tells how many bytes they take. A kernel that has no other effect than its results
-is therefore run during compilation, on zeros, and its allocations are recorded. Kernels that would
-take long are not run: their workspace stays unknown.
+oneDNN copies operands and results of convolutions to blocked layouts of its choice, cuDNN chooses
+an algorithm with a workspace, and the backward of attention accumulates in buffers of its own.
+torch has no function that tells how many bytes these take. A kernel that has no other effect than
+its results is therefore run during compilation, on zeros, and its allocations are recorded.
+Kernels that would take long are not run: their workspace stays unknown. On a GPU the memory is a
+pool of its own, which is returned to the driver.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -18,74 +21,137 @@ import torch
 from torch._inductor import ir
 from torch.utils._python_dispatch import _disable_current_modes
 
-_MAX_FLOPS = 2e9
-"""Kernels with more operations are not run: they take some 20 ms on two cores."""
 
-_MAX_BYTES = 1 << 28
-"""Kernels with larger operands are not run."""
+@dataclasses.dataclass(frozen=True)
+class _Limits:
+    """The largest kernels that are run."""
 
-_Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-"""Sizes, strides and dtype."""
+    flops: float
+    bytes: int
+    """Of the operands."""
+
+
+LIMITS = {
+    # Some 20 ms on two cores.
+    "cpu": _Limits(flops=2e9, bytes=1 << 28),
+    # Some 20 ms in float32 on an H100.
+    "cuda": _Limits(flops=1e12, bytes=1 << 32),
+}
+"""By device type; kernels on other devices are not run."""
+
+_SHARE_OF_FREE_MEMORY = 1 / 4
+"""Of the free memory of a GPU: operands that take more are not allocated. The results and the
+workspace need memory too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operand:
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+    def zeros(self) -> torch.Tensor:
+        return torch.empty_strided(
+            self.sizes, self.strides, dtype=self.dtype, device=self.device
+        ).zero_()
+
 
 _measured: dict[object, int | None] = {}
-"""Results of this process, by operator, operands, constants and number of threads."""
+"""Results of this process, by operator, operands, constants and settings of the libraries."""
 
 
 def workspace_bytes(node: Any) -> int | None:
-    """Return the bytes that a kernel allocates beyond its outputs; None if unknown.
+    """Return the bytes that a kernel allocates on its device beyond its outputs; None if unknown.
 
     Args:
         node: a kernel of torch's library that allocates its outputs.
     """
-    operator = getattr(node, "op_overload", None)
-    count_flops = _list_operators().get(operator)
-    if count_flops is None or not all(map(_is_static_on_cpu, node.inputs)) or not _can_record():
+    count_flops = _list_operators().get(getattr(node, "op_overload", None))
+    if count_flops is None or not all(map(_is_static, node.inputs)) or not _can_record():
         return None
     operands = [
-        (
+        _Operand(
             tuple(map(int, operand.get_size())),
             tuple(map(int, operand.get_stride())),
             operand.get_dtype(),
+            operand.get_device(),
         )
         for operand in node.inputs
     ]
-    bytes_ = sum(math.prod(sizes) * dtype.itemsize for sizes, _, dtype in operands)
-    if bytes_ > _MAX_BYTES or count_flops(operands, node) > _MAX_FLOPS:
+    device = operands[0].device
+    limits = LIMITS.get(device.type)
+    # The state of a random generator may be on the CPU beside operands on a GPU.
+    if limits is None or {operand.device for operand in operands} - {device, _CPU}:
+        return None
+    sizes = [operand.sizes for operand in operands]
+    if (
+        sum(operand.bytes for operand in operands) > limits.bytes
+        or count_flops(sizes, node) > limits.flops
+    ):
         return None
     constants = repr((node.constant_args, sorted(node.kwargs.items())))
-    key = operator, tuple(operands), constants, torch.get_num_threads()
+    key = node.op_overload, tuple(operands), constants, _library_settings(device)
     if key not in _measured:
-        _measured[key] = _measure(node, operands)
+        _measured[key] = _measure(node, operands, device)
     return _measured[key]
 
 
-def _is_static_on_cpu(operand: Any) -> bool:
-    if not isinstance(operand, ir.IRNode) or operand.get_device() != torch.device("cpu"):
-        return False
-    return all(
+_CPU = torch.device("cpu")
+
+
+def _is_static(operand: Any) -> bool:
+    return isinstance(operand, ir.IRNode) and all(
         getattr(value, "is_number", True) for value in (*operand.get_size(), *operand.get_stride())
     )
 
 
+def _library_settings(device: torch.device) -> object:
+    """Return the settings that the choice of an algorithm depends on."""
+    if device == _CPU:
+        return torch.get_num_threads()
+    cudnn = torch.backends.cudnn
+    return (
+        cudnn.enabled,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        cudnn.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+
+
 @functools.cache
-def _list_operators() -> dict[Any, Callable[[Sequence[_Operand], Any], float]]:
-    """Return the operators that may be run, each with a function that bounds its operations."""
+def _list_operators() -> dict[Any, Callable[[Sequence[Sequence[int]], Any], float]]:
+    """Return the operators that may be run, each with a function that bounds its operations.
+
+    The function's arguments are the sizes of the operands and the kernel.
+    """
     aten = torch.ops.aten
-    attention = aten._scaled_dot_product_flash_attention_for_cpu
-    return {
-        aten.convolution.default: lambda operands, node: _convolution_flops(
-            (operands[0][0], node.get_size()), operands[1][0]
+    operators: dict[Any, Callable[[Sequence[Sequence[int]], Any], float]] = {
+        aten.convolution.default: lambda sizes, node: _convolution_flops(
+            (sizes[0], node.get_size()), sizes[1]
         ),
         # One convolution each for the gradients of the input and of the weight.
-        aten.convolution_backward.default: lambda operands, _: (
-            2 * _convolution_flops((operands[0][0], operands[1][0]), operands[2][0])
-        ),
-        attention.default: lambda operands, _: 2 * _matmul_flops(operands[0][0], operands[1][0]),
-        # The scores are computed again.
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: lambda operands, _: (
-            5 * _matmul_flops(operands[1][0], operands[2][0])
+        aten.convolution_backward.default: lambda sizes, _: (
+            2 * _convolution_flops(sizes[:2], sizes[2])
         ),
     }
+    for kind in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+    ):
+        forward = getattr(aten, f"_scaled_dot_product_{kind}").default
+        # The scores are computed again.
+        backward = getattr(aten, f"_scaled_dot_product_{kind}_backward").default
+        operators[forward] = lambda sizes, _: 2 * _matmul_flops(sizes[0], sizes[1])
+        operators[backward] = lambda sizes, _: 5 * _matmul_flops(sizes[1], sizes[2])
+    return operators
 
 
 def _convolution_flops(images: Sequence[Sequence[Any]], weight: Sequence[int]) -> float:
@@ -103,20 +169,41 @@ def _matmul_flops(query: Sequence[int], key: Sequence[int]) -> float:
     return 2.0 * math.prod(query) * key[-2]
 
 
-def _measure(node: Any, operands: Sequence[_Operand]) -> int | None:
-    """Run a kernel on zeros; return its workspace in bytes, None if it fails."""
-    with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        tensors = [
-            torch.empty_strided(sizes, strides, dtype=dtype).zero_()
-            for sizes, strides, dtype in operands
-        ]
-        arguments, kwargs = _bind(node, tensors)
-        try:
-            # What a first call keeps, such as a kernel that oneDNN compiles, is no workspace.
-            node.op_overload(*arguments, **kwargs)
-            return _record(lambda: node.op_overload(*arguments, **kwargs))
-        except RuntimeError:
+def _measure(node: Any, operands: Sequence[_Operand], device: torch.device) -> int | None:
+    """Run a kernel on zeros; return its workspace in bytes, None if it cannot be run."""
+    with (
+        _disable_current_modes(),
+        torch.no_grad(),
+        torch.autocast(device.type, enabled=False),
+    ):
+        if device == _CPU:
+            return _run(node, operands, device)
+        if not _can_allocate(sum(operand.bytes for operand in operands), device):
             return None
+        with torch.cuda.device(device):
+            pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(pool):
+                return _run(node, operands, device)
+
+
+def _can_allocate(bytes_: int, device: torch.device) -> bool:
+    """Whether a GPU can run a kernel with operands of `bytes_`, in a memory pool of its own."""
+    return (
+        torch.cuda.is_initialized()
+        and not torch.cuda.is_current_stream_capturing()
+        and torch.cuda.memory.get_allocator_backend() == "native"
+        and bytes_ <= _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]
+    )
+
+
+def _run(node: Any, operands: Sequence[_Operand], device: torch.device) -> int | None:
+    try:
+        arguments, kwargs = _bind(node, [operand.zeros() for operand in operands])
+        # What a first call keeps, such as a kernel that oneDNN compiles, is no workspace.
+        node.op_overload(*arguments, **kwargs)
+        return _record(lambda: node.op_overload(*arguments, **kwargs), device)
+    except RuntimeError:
+        return None
 
 
 def _bind(node: Any, tensors: list[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -137,8 +224,8 @@ def _can_record() -> bool:
     return hasattr(autograd, "_enable_profiler_legacy") and not autograd._profiler_enabled()
 
 
-def _record(call: Callable[[], object]) -> int:
-    """Return the bytes that a call allocates beyond what its result keeps.
+def _record(call: Callable[[], object], device: torch.device) -> int:
+    """Return the bytes that a call allocates on a device beyond what its result keeps.
 
     torch's older profiler records allocations of this thread, and nothing else.
     """
@@ -159,7 +246,7 @@ def _record(call: Callable[[], object]) -> int:
     finally:
         events = autograd._disable_profiler_legacy()
     changes = [
-        event.cpu_memory_usage()
+        event.cpu_memory_usage() if device == _CPU else event.cuda_memory_usage()
         for of_thread in events
         for event in of_thread
         if event.kind() == "memory_alloc"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 from typing import Any
 
@@ -9,10 +11,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import inductor_ext
 from benchmarks.harness.measure import record_allocations
+from inductor_ext.hooks.scope import compile_scope
 from inductor_ext.memory import measured_workspace
+from inductor_ext.report import memory_measure
+from test.support import fake_cuda
 from test.support.memory_compiles import compiled, planning
 
 LARGEST_ROUNDING = 64
@@ -96,9 +102,10 @@ def test_a_kernel_is_measured_once() -> None:
     assert len(measured_workspace._measured) <= 2  # the layout of the first operand may differ
 
 
-@pytest.mark.parametrize("limit", ["_MAX_FLOPS", "_MAX_BYTES"])
+@pytest.mark.parametrize("limit", ["flops", "bytes"])
 def test_large_kernels_are_not_run(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_workspace, limit, 1000)
+    limits = dataclasses.replace(measured_workspace.LIMITS["cpu"], **{limit: 1000})
+    monkeypatch.setitem(measured_workspace.LIMITS, "cpu", limits)
     with planning(), torch.no_grad():
         compiled(Convolutions())(torch.randn(2, 3, 37, 35))
     assert not measured_workspace._measured
@@ -114,3 +121,67 @@ def test_nothing_is_recorded_inside_a_profiler() -> None:
     with planning(), torch.no_grad(), torch.profiler.profile():
         compiled(Convolutions())(torch.randn(2, 3, 37, 35))
     assert not measured_workspace._measured
+
+
+def test_code_for_a_gpu_is_generated_without_one() -> None:
+    """The kernels cannot be run; their workspaces are unknown."""
+    pytest.importorskip("triton")
+    inputs = [((2, 3, 32, 32), torch.float32), ((8, 3, 3, 3), torch.float32)]
+    with compile_scope(inductor_ext.config.snapshot({})):
+        code = fake_cuda.lower(lambda x, weight: torch.conv2d(x, weight).relu(), *inputs).code
+    assert "extern_kernels.convolution" in code
+    assert list(measured_workspace._measured.values()) == [None]
+
+
+class TestOnAGpu:
+    pytestmark = pytest.mark.gpu
+
+    @pytest.mark.parametrize(
+        "backend",
+        [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION],
+        ids=["efficient", "flash", "cudnn"],
+    )
+    def test_the_planned_peak_of_attention_is_measured(self, backend: SDPBackend) -> None:
+        x = torch.randn(3, 4, 520, 64, device="cuda", dtype=torch.float16, requires_grad=True)
+
+        def attention(x: torch.Tensor) -> torch.Tensor:
+            query = x * 2
+            return F.scaled_dot_product_attention(query, query + 1, query - 1) + 1
+
+        with sdpa_kernel(backend):
+            check_training_on_a_gpu(attention, x)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_the_planned_peak_of_convolutions_is_measured(self, dtype: torch.dtype) -> None:
+        model = Convolutions(64).cuda().to(dtype)
+        x = torch.randn(8, 3, 137, 135, device="cuda", dtype=dtype, requires_grad=True)
+        check_training_on_a_gpu(model, x)
+
+    def test_no_memory_stays_reserved(self) -> None:
+        model = Convolutions(64).cuda()
+        with planning(), torch.no_grad():
+            compiled(model)(torch.randn(8, 3, 137, 135, device="cuda"))
+        assert min(filter(None, measured_workspace._measured.values())) > 0
+        pools = {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()}
+        assert pools <= {(0, 0)}
+
+
+def check_training_on_a_gpu(function: Any, x: torch.Tensor) -> None:
+    def step() -> None:
+        run(x).float().square().sum().backward()
+
+    with planning() as plans:
+        run = compiled(function)
+        step()
+        step()
+        measured = memory_measure.measure(plans, step)
+    assert [row.kind for row in measured] == ["forward", "backward"]
+    assert len(measured_workspace._measured) > 1
+    assert None not in measured_workspace._measured.values()
+    for row in measured:
+        assert row.predicted == pytest.approx(row.measured, rel=0.01)
+    result = run(x)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = copy.deepcopy(function)
+        expected = (exact.double() if isinstance(exact, nn.Module) else exact)(x.double())
+    torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=2e-2)
