@@ -179,7 +179,8 @@ def check_training_on_a_gpu(function: Any, x: torch.Tensor) -> None:
     assert len(measured_workspace._measured) > 1
     assert None not in measured_workspace._measured.values()
     for row in measured:
-        assert row.predicted == pytest.approx(row.measured, rel=0.01)
+        # The allocator does not split a cached block of which less than 1 MB would be left.
+        assert row.predicted == pytest.approx(row.measured, rel=0.03)
     result = run(x)
     with sdpa_kernel(SDPBackend.MATH):
         exact = copy.deepcopy(function)
