@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import types
 from typing import Any
 
 import pytest
@@ -123,6 +124,15 @@ def test_nothing_is_recorded_inside_a_profiler() -> None:
     assert not measured_workspace._measured
 
 
+def test_dropout_is_left_out() -> None:
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    kernel: Any = types.SimpleNamespace(op_overload=operator, kwargs={"dropout_p": 0.3})
+    tensors = [torch.ones(1, 2, 3, 4)] * 3
+    arguments = measured_workspace._bind(kernel, tensors)
+    assert arguments["dropout_p"] == 0
+    assert arguments["value"] is tensors[2]
+
+
 def test_code_for_a_gpu_is_generated_without_one() -> None:
     """The kernels cannot be run; their workspaces are unknown."""
     pytest.importorskip("triton")
@@ -150,6 +160,27 @@ class TestOnAGpu:
 
         with sdpa_kernel(backend):
             check_training_on_a_gpu(attention, x)
+
+    @pytest.mark.parametrize(
+        "backend", [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
+    )
+    def test_dropout_draws_no_numbers_during_compilation(self, backend: SDPBackend) -> None:
+        x = torch.randn(3, 4, 520, 64, device="cuda", dtype=torch.float16, requires_grad=True)
+
+        def attention(x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(x * 2, x, x, dropout_p=0.3)
+
+        states = []
+        with sdpa_kernel(backend), planning():
+            run = compiled(attention)
+            for _ in range(2):
+                torch.manual_seed(0)
+                run(x).float().sum().backward()
+                states.append(torch.cuda.get_rng_state())
+        assert len(measured_workspace._measured) > 1
+        assert None not in measured_workspace._measured.values()
+        # The first call compiles, and the second one does not.
+        torch.testing.assert_close(*states, rtol=0, atol=0)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     def test_the_planned_peak_of_convolutions_is_measured(self, dtype: torch.dtype) -> None:
