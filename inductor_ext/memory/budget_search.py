@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from inductor_ext import events, exc
+from inductor_ext.flops import count_flops
 from inductor_ext.hooks import context
 from inductor_ext.settings import Settings, parse_bytes
 from inductor_ext.toolchain import compiler_errors
@@ -359,28 +360,10 @@ def _try(
 
 
 def _count_flops(kind: str, graph: Any) -> GraphCost:
-    from torch.utils.flop_counter import flop_registry
-
     total = recomputed = 0
     for node in graph.nodes:
-        count = flop_registry.get(getattr(node.target, "overloadpacket", None))
-        if node.op != "call_function" or count is None:
-            continue
-        args, kwargs = _values((node.args, node.kwargs))
-        flops = _to_int(count(*args, **kwargs, out_val=node.meta.get("val")))
+        flops = count_flops(node)
         total += flops
         if kind == "backward" and node.meta.get("partitioner_tag") != "is_backward":
             recomputed += flops
     return GraphCost(kind, total, recomputed)
-
-
-def _values(arguments: Any) -> Any:
-    from torch import fx
-
-    return fx.node.map_arg(arguments, lambda node: node.meta.get("val"))
-
-
-def _to_int(count: Any) -> int:
-    """Return a number of FLOPs; with dynamic shapes, at the sizes of the first call."""
-    hint = count.node.hint if hasattr(count, "node") else count
-    return int(hint or 0)
