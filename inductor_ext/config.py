@@ -37,6 +37,7 @@ if _typing.TYPE_CHECKING:
     memory_arenas: _typing.Literal["auto", "always", "never"]
     memory_reorder: bool
     memory_replan: bool
+    memory_recompute: bool
     memory_budget: int | str | None
     memory_debug: bool
     aot_check_inputs: bool

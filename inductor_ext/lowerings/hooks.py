@@ -36,6 +36,21 @@ HOOKS = (
         parameters=("gm",),
     ),
     Hook(
+        "saved_values",
+        "replaced",
+        ("torch._functorch.partitioners.solve_min_cut",),
+        "lowerings.hooks",
+        "The partitioner saves every result that the backward would have to write to memory again. "
+        "It may leave out cheap elementwise results, which takes another argument of this "
+        "function: its options apply to all operators.",
+        parameters=("joint_graph", "node_info", "min_cut_options", "dont_ban"),
+        relies_on=(
+            "torch._functorch.partitioners.MinCutOptions",
+            "torch._functorch.partitioners.NodeInfo.is_required_fw",
+            "torch._functorch.partitioners.get_default_op_list",
+        ),
+    ),
+    Hook(
         "output_strides",
         "replaced",
         (f"{_FX}.record_original_output_strides",),
@@ -195,6 +210,7 @@ def install_hooks() -> None:
         "pre_grad_passes": _dispatch_pre_grad_passes,
         "joint_passes": _dispatch_joint_passes,
         "output_strides": _dispatch_output_strides,
+        "saved_values": _dispatch_min_cut,
         "pad_mm": _dispatch_can_pad,
         "post_grad_passes": _dispatch_post_grad_passes,
         "accessed_tensors": decode_attention.remember_accesses,
@@ -244,6 +260,34 @@ def _dispatch_joint_passes(stock: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return _recursive_joint_graph_passes
+
+
+def _dispatch_min_cut(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def solve_min_cut(
+        joint_graph: Any, node_info: Any, min_cut_options: Any, dont_ban: Any = None
+    ) -> Any:
+        settings = context.settings()
+        # With a budget of its own, or if all operators may be recomputed, torch passes other
+        # arguments.
+        if (
+            settings is not None
+            and settings.memory_recompute
+            and dont_ban is None
+            and min_cut_options.ban_if_materialized_backward
+        ):
+            from torch.utils._ordered_set import OrderedSet
+
+            from inductor_ext.lowerings.graph import recompute_pointwise
+
+            dont_ban = OrderedSet(
+                recompute_pointwise.choose_results(
+                    joint_graph, node_info.is_required_fw, recompute_pointwise.device_rates
+                )
+            )
+        return stock(joint_graph, node_info, min_cut_options, dont_ban)
+
+    return solve_min_cut
 
 
 def _dispatch_output_strides(stock: Callable[..., None]) -> Callable[..., None]:

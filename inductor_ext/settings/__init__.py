@@ -218,6 +218,13 @@ class Settings:
         "For dynamic shapes: if no single order of stacking buffers in an arena is good for all "
         "sizes, the generated Python code plans again at run time, once per tuple of sizes.",
     )
+    memory_recompute: bool = _setting(
+        True,
+        "In training, compute elementwise results (GELU, gates, the scale and shift of norms) in "
+        "the backward again instead of saving them for it, if that takes less than 1 % of the "
+        "estimated time of the graph's matmuls. Inductor saves the ones that a matmul of the "
+        "backward reads.",
+    )
     memory_budget: int | str | None = _setting(
         None,
         'Bytes, or a string such as "8GiB", for the planned peak on each device. A graph that '
