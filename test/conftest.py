@@ -11,10 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+import hypothesis
 import pytest
 
 # Failed assertions of shared test code show their values, as those of tests do.
 pytest.register_assert_rewrite("test.support")
+
+# No test depends on how fast the machine is.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"

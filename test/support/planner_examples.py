@@ -19,10 +19,9 @@ def examples(default: int, suppress: Collection[HealthCheck] = ()) -> settings:
     """The same `default` examples in each run, or the number that the variable sets."""
     return settings(
         max_examples=int(_EXAMPLES or default),
-        deadline=None,
         derandomize=_EXAMPLES is None,
         database=None,
-        suppress_health_check=list(suppress),
+        suppress_health_check=[HealthCheck.too_slow, *suppress],
     )
 
 

@@ -316,7 +316,7 @@ class TestBarriers:
         assert small(program(*PROLOGUE, *MANY, statement, *MANY)) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 1 << 32),
     length=st.integers(10, 150),
@@ -340,7 +340,7 @@ def test_every_statement_runs_once_and_in_order(
     assert numbers == sorted(numbers)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 20), st.data())
 def test_a_damaged_program_raises_no_error(seed: int, data: st.DataObject) -> None:
     statements = split_programs.Program(seed, 60).statements

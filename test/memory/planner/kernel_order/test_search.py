@@ -113,7 +113,7 @@ def batches(problem: OrderProblem, order: Sequence[int]) -> int:
 seeds = st.integers(0, 2**32)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(seeds, st.integers(1, 40), st.booleans())
 def test_orders_are_valid_and_never_worse(seed: int, steps: int, batched: bool) -> None:
     problem = random_problem(random.Random(seed), steps, batches=batched)
@@ -133,7 +133,7 @@ def test_orders_are_valid_and_never_worse(seed: int, steps: int, batched: bool) 
     assert costs.batches == batches(problem, result.order)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, st.integers(1, 6))
 def test_no_order_is_below_the_lower_bound(seed: int, steps: int) -> None:
     problem = random_problem(random.Random(seed), steps)
