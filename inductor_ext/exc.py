@@ -8,6 +8,8 @@ environment variables are raised before any side effect.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from typing import Any, ClassVar
 
@@ -45,12 +47,14 @@ __all__ = [
     "ModelNotFoundError",
     "NoBatchFitsError",
     "NoModelError",
+    "NotAPackageError",
     "NotAnExportedProgramError",
     "NotMeasurableError",
     "NotReportableError",
     "NothingCompiledError",
     "NothingMeasuredError",
     "OrderError",
+    "PackageNotFoundError",
     "PlanError",
     "PlanNotFoundError",
     "SharedWeightsFileError",
@@ -63,6 +67,7 @@ __all__ = [
     "UnknownNodeError",
     "UnknownOptionError",
     "UnknownVariableError",
+    "UnreadablePackageError",
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
     "UnsupportedControlFlowError",
@@ -230,6 +235,37 @@ class BadPackageError(InductorExtError):
     remedy = (
         "Nothing was loaded from it. Copy the package again from its source, or compile it again."
     )
+
+
+class NotAPackageError(BadPackageError):
+    """A file or folder that is something else than a package."""
+
+    template = "{path} is not a package: {why}."
+    remedy = "Pass a .pt2 file that was written by inductor_ext or torch, or an unpacked one."
+
+
+class UnreadablePackageError(BadPackageError):
+    """A package that the operating system does not let this process read."""
+
+    template = "Cannot read the package {path}: {why}."
+    remedy = "Check the permissions of the file and its folder."
+
+
+class PackageNotFoundError(InductorExtError, FileNotFoundError):
+    """A path at which there is no file or folder."""
+
+    template = "There is no package at {path}."
+    remedy = "Pass the path of a .pt2 file, or of a folder into which one was unpacked."
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(path=path)
+        self.errno = errno.ENOENT
+        self.strerror = os.strerror(errno.ENOENT)
+        self.filename = path
+
+    def __str__(self) -> str:
+        # That of OSError shows number and path only.
+        return str(self.args[0])
 
 
 class IncompatibleArtifactError(InductorExtError):

@@ -215,11 +215,11 @@ def test_unreadable_packages_exit_with_2(
     command: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "x.pt2"
-    assert "No such file" in run(capsys, command, str(path))[1]
+    assert f"There is no package at {path}" in run(capsys, command, str(path))[1]
     path.write_bytes(b"nothing of the kind" * 10)
     code, out = run(capsys, command, str(path))
     assert code == 2
-    assert out.startswith(f"inductor-ext: The package {path} is damaged or unsafe: it is not a zip")
+    assert out.startswith(f"inductor-ext: {path} is not a package: it is not a zip file.")
 
 
 def test_inspect_rejects_an_invalid_signature(

@@ -66,7 +66,9 @@ def load(
         The model. Call it with the same arguments as the exported model.
 
     Raises:
-        exc.BadPackageError: the package cannot be read, is damaged, or has unsafe entry names.
+        exc.PackageNotFoundError: there is no file or folder at `path`.
+        exc.BadPackageError: the file is not a package, cannot be read, is damaged, or has unsafe
+            entry names.
         exc.IncompatibleArtifactError: the model cannot run on this machine or with this torch.
         exc.ModelNotFoundError: the package has no model of this name.
         exc.SourcesOnlyError: the package has the model's sources, but no library.

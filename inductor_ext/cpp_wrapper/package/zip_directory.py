@@ -32,6 +32,7 @@ def read_directory(
         The name of the root folder, and the entries by their name below it.
 
     Raises:
+        exc.NotAPackageError: the file is not a zip file.
         exc.BadPackageError: a record is damaged, contradicts another one, or has an invalid name,
             size or offset.
     """
@@ -52,7 +53,9 @@ class _Directory:
         end_at = self._size - fmt.END.size
         end = fmt.END.unpack(self._pread(end_at, fmt.END.size)) if end_at >= 0 else None
         if end is None or end[0] != fmt.END_SIGNATURE:
-            self._fail("it is not a zip file, or it is truncated")
+            if self._pread(0, min(4, self._size)) != fmt.LOCAL_SIGNATURE:
+                raise exc.NotAPackageError(path=self._where, why="it is not a zip file")
+            self._fail("it was truncated, or other bytes were appended to it")
         _, disk, first_disk, disk_count, count, size, begin, comment = end
         follows = end_at
         locator_at = end_at - fmt.LOCATOR64.size

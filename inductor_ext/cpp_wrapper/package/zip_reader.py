@@ -279,7 +279,7 @@ class _FolderPackage(Package):
         self._folder = path
         self.entries = {entry.name: entry for entry in self._walk(path, "")}
         if not self.entries:
-            self._fail("the folder has no file of a package in it")
+            raise exc.NotAPackageError(path=path, why="the folder has no file of a package in it")
 
     def _walk(self, folder: str, prefix: str) -> Iterator[Entry]:
         for dir_entry in sorted(os.scandir(folder), key=lambda dir_entry: dir_entry.name):
@@ -324,8 +324,10 @@ def open_package(source: str | os.PathLike[str] | IO[bytes]) -> Package:
             seekable buffer, which must not be used otherwise until `close`.
 
     Raises:
-        exc.BadPackageError: `source` is not a package, cannot be read, or has entries with invalid
-            names, sizes or offsets.
+        exc.PackageNotFoundError: there is no file or folder at this path.
+        exc.BadPackageError: `source` is not a package (`NotAPackageError`), cannot be read
+            (`UnreadablePackageError`), is truncated, or has entries with invalid names, sizes or
+            offsets.
         exc.BadArgumentError: `source` is neither a path nor a readable and seekable buffer.
     """
     if not isinstance(source, (str, os.PathLike)):
@@ -337,6 +339,8 @@ def open_package(source: str | os.PathLike[str] | IO[bytes]) -> Package:
     path = os.path.abspath(os.fspath(source))
     try:
         return _FolderPackage(path) if os.path.isdir(path) else _ZipPackage(path)
+    except FileNotFoundError:
+        raise exc.PackageNotFoundError(path=path) from None
     except OSError as error:
-        why = f"it cannot be read ({os.strerror(error.errno or errno.EIO)})"
-        raise exc.BadPackageError(path=path, why=why) from None
+        why = os.strerror(error.errno or errno.EIO)
+        raise exc.UnreadablePackageError(path=path, why=why) from None

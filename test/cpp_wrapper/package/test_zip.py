@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import pathlib
+import pickle
+import re
 import stat
 import struct
 import sys
@@ -13,6 +16,7 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
+from unittest import mock
 
 import pytest
 
@@ -425,7 +429,7 @@ def test_a_header_that_contradicts_the_directory_is_refused(package: bytes) -> N
 
 def test_an_archive_within_an_archives_end_is_refused(package: bytes) -> None:
     """A comment may contain another end of directory, which other readers may find first."""
-    assert "it is truncated" in refused(package[:-2] + struct.pack("<H", 3) + b"abc")
+    assert "it was truncated" in refused(package[:-2] + struct.pack("<H", 3) + b"abc")
     assert "end" in refused(package + package[-22:])
 
 
@@ -446,14 +450,53 @@ def test_a_zip_bomb_is_not_inflated() -> None:
             opened.read("extra/bomb", limit=999)
 
 
-@pytest.mark.parametrize("kind", ["missing", "text", "folder"])
-def test_other_files_are_rejected(kind: str, tmp_path: pathlib.Path) -> None:
+def test_a_missing_file_is_not_found(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "x.pt2")
+    with pytest.raises(FileNotFoundError) as caught:
+        zip_reader.open_package(path)
+    error = caught.value
+    assert isinstance(error, exc.PackageNotFoundError)
+    assert (error.errno, error.filename) == (errno.ENOENT, path)
+    assert str(error).startswith(f"There is no package at {path}. Pass the path of a .pt2 file")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.filename) == (type(error), str(error), path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("text", "it is not a zip file"),
+        ("short", "it is not a zip file"),
+        ("empty", "it is not a zip file"),
+        ("folder", "the folder has no file of a package in it"),
+    ],
+)
+def test_other_files_are_no_packages(kind: str, why: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "x.pt2"
-    if kind == "text":
-        path.write_text("not a zip file at all, but long enough to be one")
-    elif kind == "folder":
+    if kind == "folder":
         path.mkdir()
-    with pytest.raises(exc.BadPackageError, match=str(path)):
+    else:
+        path.write_bytes({"text": b"no zip file, but as long " * 9, "short": b"no"}.get(kind, b""))
+    with pytest.raises(exc.NotAPackageError, match=re.escape(f"{path} is not a package: {why}.")):
+        zip_reader.open_package(path)
+
+
+def test_truncated_packages_are_damaged(package: bytes, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.pt2"
+    for content in (package[: len(package) // 2], package + b"other"):
+        path.write_bytes(content)
+        with pytest.raises(exc.BadPackageError, match="damaged or unsafe: it was truncated") as e:
+            zip_reader.open_package(path)
+        assert not isinstance(e.value, exc.NotAPackageError)
+
+
+def test_files_that_may_not_be_read(package: bytes, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.pt2"
+    path.write_bytes(package)
+    with (
+        mock.patch("os.open", side_effect=PermissionError(errno.EACCES, "no")),
+        pytest.raises(exc.UnreadablePackageError, match=r"Cannot read the package .*: Permission"),
+    ):
         zip_reader.open_package(path)
 
 
