@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -71,10 +71,13 @@ class Convention:
             why = "its signature does not fit the structure of its arguments or results"
             raise exc.BadPackageError(path=path, why=why)
         leaves = _Leaves(signature.inputs if signature is not None else None)
-        positional = _build_positional(arguments[0], leaves)
+        names, positional = _build_positional(arguments[0], leaves)
         named = _build_named(arguments[1], leaves)
+        keywords = frozenset(arguments[1].context)
 
         def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+            if kwargs and len(args) < len(names):
+                args, kwargs = _bind(args, kwargs, names, keywords)
             tensors: list[torch.Tensor] = []
             positional(args, tensors)
             named(kwargs, tensors)
@@ -142,7 +145,31 @@ def _name_node(spec: pytree.TreeSpec, leaves: _Leaves, path: str) -> str:
     return first.name.removesuffix(below) if below else first.name
 
 
-def _build_positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
+def _bind(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    names: Sequence[str],
+    keywords: Container[str],
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Move arguments that were passed by keyword, and exported by position, to their position.
+
+    Args:
+        args, kwargs: of the call.
+        names: of the positional arguments, which may be empty.
+        keywords: names of the keyword arguments that the model was exported with.
+
+    Returns:
+        The arguments in the form of the export; unchanged if they do not fit it.
+    """
+    missing = names[len(args) :]
+    if any(name in keywords or name not in kwargs for name in missing):
+        return args, kwargs
+    rest = {name: value for name, value in kwargs.items() if name not in missing}
+    return (*args, *(kwargs[name] for name in missing)), rest
+
+
+def _build_positional(spec: pytree.TreeSpec, leaves: _Leaves) -> tuple[tuple[str, ...], _Flatten]:
+    """Return the names of the positional arguments, and the function that flattens them."""
     names, parts = [], []
     for index, child in enumerate(spec.children()):
         names.append(_name_node(child, leaves, f"args[{index}]"))
@@ -160,7 +187,7 @@ def _build_positional(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:
         for part, value in zip(parts, args, strict=True):
             part(value, into)
 
-    return flatten
+    return tuple(names), flatten
 
 
 def _build_named(spec: pytree.TreeSpec, leaves: _Leaves) -> _Flatten:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import inspect
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -233,12 +234,31 @@ def test_the_order_of_dict_keys_is_ignored(path: str, nested: Nested) -> None:
         torch.testing.assert_close(ours["rest"], eager["rest"])
 
 
+def test_positional_arguments_may_be_passed_by_keyword(
+    model: LoadedModel, path: str, nested: Nested
+) -> None:
+    assert torch.equal(model(x=X), model(X))
+    args, kwargs = nested_inputs()
+    expected = nested(*args, **kwargs)["total"]
+    several = inductor_ext.load(path, "nested")
+    names = list(inspect.signature(nested.forward).parameters)[: len(args)]
+    for count in range(len(args)):
+        named = dict(zip(names[count:], args[count:], strict=True))
+        for passed in ({**kwargs, **named}, {**dict(reversed(named.items())), **kwargs}):
+            torch.testing.assert_close(several(*args[:count], **passed)["total"], expected)
+    with pytest.raises(
+        exc.InputMismatchError, match=r"takes 5 positional .*\(batch, point"
+    ):
+        several(args[0], pair=args[2], **kwargs)
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "words"),
     [
         ((), {}, "takes 1 positional argument (x), but was called with 0"),
         ((X, X), {}, "takes 1 positional argument (x), but was called with 2"),
-        ((), {"x": X}, "takes 1 positional argument (x), but was called with 0"),
+        ((), {"y": X}, "takes 1 positional argument (x), but was called with 0"),
+        ((X,), {"x": X}, "takes no keyword arguments, but was called with x"),
         ((X,), {"y": X}, "takes no keyword arguments, but was called with y"),
         ((3,), {}, "input 'x' is 3, but the model takes a tensor (float32, ["),
         ((None,), {}, "input 'x' is None"),
