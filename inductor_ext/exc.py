@@ -358,10 +358,18 @@ class ArtifactLoadError(InductorExtError):
 
 
 class ArtifactRunError(InductorExtError):
-    """A call of a compiled model that failed at run time."""
+    """A call of a compiled model that failed at run time.
+
+    The message is a sentence for whoever called the model.
+    """
 
     template = "{why}."
     remedy = ""
+
+    @property
+    def details(self) -> str:
+        """Where it happened in the code: C++ frames, files of the build. May be empty."""
+        return str(self.fields.get("details", ""))
 
 
 class InputMismatchError(ArtifactRunError):

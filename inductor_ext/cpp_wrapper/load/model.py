@@ -7,6 +7,7 @@ that Inductor (default) compiled. Errors are raised as classes of `exc`.
 from __future__ import annotations
 
 import abc
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, SupportsIndex
@@ -259,7 +260,11 @@ class Model(LoadedModel):
                 translated = exc.InputMismatchError(why=why)
             elif code is ErrorCode.BUDGET:
                 translated = exc.MemoryBudgetCallError.from_message(why)
-            raise (translated or exc.ArtifactRunError(why=why)) from None
+            raise (translated or self._run_error(why)) from None
+
+    def _run_error(self, why: str) -> exc.ArtifactRunError:
+        details = self._library.last_error_details()
+        return exc.ArtifactRunError(why=_describe_index_error(why), details=details)
 
     def get_metadata(self) -> dict[str, str]:
         return dict(self._metadata)
@@ -287,23 +292,27 @@ class Model(LoadedModel):
         except RuntimeError as error:
             why = self._library.last_error() or str(error)
             if self._library.last_error_code() is ErrorCode.FAILURE:
-                raise exc.ArtifactRunError(why=why) from None
+                raise self._run_error(why) from None
             raise_mismatch(why)
 
     def swap_constants(self) -> None:
         try:
             self._runner.swap_constant_buffer()
         except RuntimeError as error:
-            why = self._library.last_error() or str(error)
-            raise exc.ArtifactRunError(why=why) from None
+            raise self._run_error(self._library.last_error() or str(error)) from None
 
     def fold_constants(self, *, inactive: bool = False) -> None:
         if not self._library.fold(self._container, inactive):
-            why = self._library.last_error()
-            raise exc.ArtifactRunError(why=why or "folding the constants failed")
+            raise self._run_error(self._library.last_error() or "folding the constants failed")
 
     def free_inactive_constants(self) -> None:
         self._runner.free_inactive_constant_buffer()
+
+
+def _describe_index_error(why: str) -> str:
+    """Replace the expression of a failed check of an index by the size that it must be below."""
+    match = re.fullmatch(r"index out of bounds: 0 <= \w+ < (\d+)L*", why)
+    return f"An index is out of bounds for a dimension of size {match[1]}" if match else why
 
 
 class InductorModel(LoadedModel):

@@ -39,9 +39,13 @@ class NativeLibrary:
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         self._last_error = self._function("inductor_ext_last_error", ctypes.c_char_p)
-        self._last_error_code = None
+        self._last_error_code = self._last_error_details = None
         with contextlib.suppress(AttributeError):
             self._last_error_code = self._function("inductor_ext_last_error_code", ctypes.c_int32)
+        with contextlib.suppress(AttributeError):
+            self._last_error_details = self._function(
+                "inductor_ext_last_error_details", ctypes.c_char_p
+            )
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Any:
         function = getattr(self._library, name)
@@ -58,6 +62,12 @@ class NativeLibrary:
     def last_error(self) -> str:
         """Return the text of this thread's last error without a full stop; empty if none."""
         return str(self._last_error().decode(errors="replace")).rstrip(".\n")
+
+    def last_error_details(self) -> str:
+        """Return where this thread's last error happened in the code; may be empty."""
+        if self._last_error_details is None:
+            return ""
+        return str(self._last_error_details().decode(errors="replace")).rstrip("\n")
 
     def last_error_code(self) -> ErrorCode:
         """Return the kind of this thread's last error; FAILURE for a code of a later version."""

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace inductor_ext {
 
@@ -20,8 +21,11 @@ enum class ErrorCode : int32_t {
 };
 
 struct Error : std::runtime_error {
-  Error(ErrorCode code, const std::string& text) : std::runtime_error(text), code(code) {}
+  // text: one sentence for the caller. details: where it happened in the code.
+  Error(ErrorCode code, const std::string& text, std::string details = "")
+      : std::runtime_error(text), code(code), details(std::move(details)) {}
   ErrorCode code;
+  std::string details;
 };
 
 // Thrown by generated code.

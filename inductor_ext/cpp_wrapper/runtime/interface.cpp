@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include "container.h"
@@ -24,6 +25,7 @@ namespace {
 // Thread-local variables must not have destructors: those would keep the library loaded until the
 // thread ends, long after the model is deleted.
 thread_local char last_error[8192];
+thread_local char last_error_details[8192];
 thread_local ErrorCode last_error_code = ErrorCode::none;
 thread_local AOTInductorModelContainerHandle last_container = nullptr;
 bool quiet = false; // accessed by __atomic_*: misfit() must not call functions of headers
@@ -68,11 +70,16 @@ class NoGrad {
   bool enabled_;
 };
 
-AOTIRuntimeError fail(ErrorCode code, const char* what) {
+// Stores an error, and the C++ frames that torch appends to the text of its own errors apart from it.
+AOTIRuntimeError fail(ErrorCode code, const char* what, const char* details = "") {
+  const char* frames = std::strstr(what, "\nException raised from ");
+  const size_t length = frames == nullptr ? std::strlen(what) : frames - what;
   last_error_code = code;
-  std::snprintf(last_error, sizeof(last_error), "%s", what);
+  std::snprintf(last_error, sizeof(last_error), "%.*s", static_cast<int>(length), what);
+  std::snprintf(
+      last_error_details, sizeof(last_error_details), "%s%s", details, frames == nullptr ? "" : frames + 1);
   if (!__atomic_load_n(&quiet, __ATOMIC_RELAXED)) {
-    std::fprintf(stderr, "Error: %s\n", what);
+    std::fprintf(stderr, "Error: %s\n", last_error);
   }
   return AOTI_RUNTIME_FAILURE;
 }
@@ -82,11 +89,12 @@ template <typename Call>
 AOTIRuntimeError guarded(Call&& call) {
   try {
     last_error[0] = '\0';
+    last_error_details[0] = '\0';
     last_error_code = ErrorCode::none;
     call();
     return AOTI_RUNTIME_SUCCESS;
   } catch (const Error& error) {
-    return fail(error.code, error.what());
+    return fail(error.code, error.what(), error.details.c_str());
   } catch (const std::exception& error) {
     return fail(ErrorCode::failure, error.what());
   } catch (...) {
@@ -103,6 +111,7 @@ INDUCTOR_EXT_ANY_CPU const char* missing_cpu_features() {
 // Fails to create a model whose code this CPU cannot run.
 INDUCTOR_EXT_ANY_CPU AOTIRuntimeError misfit(const char* missing) {
   last_error_code = ErrorCode::cpu;
+  last_error_details[0] = '\0';
   const char* const parts[] = {
       "The model was compiled for a CPU with ", missing,
       ", which this machine lacks. Compile it for an older CPU (setting aot_isa), or run it on a newer one."};
@@ -217,8 +226,14 @@ AOTI_API void inductor_ext_set_weights(const char* path, uint64_t offset, uint64
   inductor_ext::set_weights(path, offset, bytes);
 }
 
+// This thread's last error, as one sentence for the caller of the model; empty if there is none.
 AOTI_API const char* inductor_ext_last_error() {
   return last_error;
+}
+
+// Where the error happened in the code: C++ frames, files of the build. May be empty.
+AOTI_API const char* inductor_ext_last_error_details() {
+  return last_error_details;
 }
 
 // The kind of the error that inductor_ext_last_error describes: a value of ErrorCode in error.h.

@@ -87,10 +87,12 @@ void fail_operator(const char* call, std::initializer_list<AtenTensorHandle> ten
 
 void fail_call(const char* call, const char* file, int64_t line) {
   const std::string why = trimmed(last_reason());
-  std::string text(call);
+  const std::string text(call);
   throw Error(
       ErrorCode::failure,
-      text + " API call failed at " + file + ", line " + std::to_string(line) + (why.empty() ? "" : ": " + why));
+      "The call of " + text.substr(0, text.find('(')) +
+          " failed: " + (why.empty() ? "torch prints the reason to stderr" : why),
+      text + " at " + file + ", line " + std::to_string(line));
 }
 
 void require_release(uint64_t version, const char* call) {

@@ -246,9 +246,7 @@ def test_positional_arguments_may_be_passed_by_keyword(
         named = dict(zip(names[count:], args[count:], strict=True))
         for passed in ({**kwargs, **named}, {**dict(reversed(named.items())), **kwargs}):
             torch.testing.assert_close(several(*args[:count], **passed)["total"], expected)
-    with pytest.raises(
-        exc.InputMismatchError, match=r"takes 5 positional .*\(batch, point"
-    ):
+    with pytest.raises(exc.InputMismatchError, match=r"takes 5 positional .*\(batch, point"):
         several(args[0], pair=args[2], **kwargs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
+import pickle
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -95,17 +96,27 @@ def test_calls_and_updates_have_the_code_of_their_reason(path: str) -> None:
     assert isinstance(nested, Model)
     args, kwargs = nested_inputs()
     args[0]["ids"][0] = torch.tensor([1, 2, 1000])
-    with pytest.raises(exc.ArtifactRunError, match="out of bounds"):
+    with pytest.raises(exc.ArtifactRunError, match="out of bounds") as caught:
         nested(*args, **kwargs)
     assert library_of(nested).last_error_code() is ErrorCode.FAILURE
+    # One sentence for the caller; where it happened is apart from it.
+    message = str(caught.value)
+    assert "\n" not in message
+    assert ".cpp" not in message
+    assert message == "An index is out of bounds for a dimension of size 10."
+    assert re.match(r"Exception raised from \w+ at .*\.cpp:\d+", caught.value.details)
+    assert pickle.loads(pickle.dumps(caught.value)).details == caught.value.details
+    args[0]["ids"][0] = torch.tensor([1, 2, 3])
+    nested(*args, **kwargs)
+    assert library_of(nested).last_error_details() == ""
 
 
 def test_libraries_without_error_codes_use_error_texts(path: str, plain: Plain) -> None:
     def rename(content: dict[str, Any], entries: dict[str, bytes]) -> None:
         for name in [name for name in entries if name.endswith(".so")]:
-            old, new = b"inductor_ext_last_error_code", b"inductor_ext_last_error_kind"
-            assert old in entries[name]
-            entries[name] = entries[name].replace(old, new)
+            for old in (b"inductor_ext_last_error_code", b"inductor_ext_last_error_details"):
+                assert old in entries[name]
+                entries[name] = entries[name].replace(old, old[:-1] + b"_")
 
     package = changed(path, rename)
     model = inductor_ext.load(package)
