@@ -243,6 +243,7 @@ def _package_from(
             artifacts,
             options={**patches, **settings.non_default()},
             memory=memory,
+            states={name: program.state_dict for name, program in programs.items()},
             compiler=_describe_compiler(),
             weights_file=settings.aot_weights_file,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 
@@ -15,6 +15,13 @@ from inductor_ext.cpp_wrapper.package import manifest
 def raise_mismatch(why: str, remedy: str = "") -> NoReturn:
     """Raise `exc.ConstantMismatchError`. Both texts are without a full stop."""
     raise exc.ConstantMismatchError(why=why, fix=f"{remedy}." if remedy else "")
+
+
+class IncompatibleKeys(NamedTuple):
+    """What `load_state_dict` found missing or superfluous, as torch's `Module.load_state_dict`."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class ConstantRules:
@@ -29,6 +36,7 @@ class ConstantRules:
         records: Sequence[manifest.Constant],
         device: str,
         frozen: Sequence[str] = (),
+        state: Mapping[str, str] | None = None,
     ) -> None:
         """
         Args:
@@ -36,6 +44,8 @@ class ConstantRules:
             records: the manifest's description of the constants.
             device: device of the model, such as "cuda:1".
             frozen: the manifest's names of constants that were compiled into others.
+            state: the manifest's names of the module's `state_dict()`, with the names of the
+                constants. Default: None, every constant with a name has an entry.
         """
         names: dict[str, list[str]] = {}
         for name, fqn in fqns.items():
@@ -44,6 +54,7 @@ class ConstantRules:
         self._records = {record.name: record for record in records}
         self._device = device
         self._frozen = frozenset(frozen)
+        self._state = state or {name: name for name in fqns.values() if name}
 
     def convert(
         self, tensors: Mapping[str, torch.Tensor], *, user_managed: bool, allow_h2d_copy: bool
@@ -75,6 +86,49 @@ class ConstantRules:
                 )
         return converted
 
+    def match_state(
+        self, state: Mapping[str, torch.Tensor], *, strict: bool
+    ) -> tuple[dict[str, torch.Tensor], IncompatibleKeys]:
+        """Return new values of constants from a `state_dict()`, with the dtypes of the constants.
+
+        Args:
+            state: tensors by name.
+            strict: whether every name must be given, and no other.
+
+        Raises:
+            exc.ConstantMismatchError: see `model.LoadedModel.load_state_dict`.
+        """
+        keys = IncompatibleKeys(
+            [name for name in self._state if name not in state],
+            [name for name in state if name not in self._state],
+        )
+        if strict and any(keys):
+            parts = {"no value for": keys.missing_keys, "an unknown entry": keys.unexpected_keys}
+            found = [
+                f"{what} {', '.join(map(repr, names))}" for what, names in parts.items() if names
+            ]
+            raise_mismatch(
+                f"the state has {' and '.join(found)}", "With strict=False it loads what it knows"
+            )
+        values = {
+            constant: self._cast(constant, state[name])
+            for name, constant in self._state.items()
+            if constant and name in state
+        }
+        return values, keys
+
+    def _cast(self, fqn: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor with the dtype and on the device of a constant."""
+        record = next((self._records.get(name) for name in self.names.get(fqn, ())), None)
+        if record is None or not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            return tensor
+        return tensor.detach().to(self._device_of(record), getattr(torch, record.dtype))
+
+    def _device_of(self, record: manifest.Constant | None) -> str:
+        # A GPU model may have constants on the CPU.
+        is_on_cpu = record is not None and torch.device(record.device).type == "cpu"
+        return "cpu" if is_on_cpu else self._device
+
     def _convert_one(
         self,
         fqn: str,
@@ -104,10 +158,7 @@ class ConstantRules:
                 # The model would read the memory, which holds the values before conj or neg.
                 kind = "conj" if tensor.is_conj() else "neg"
                 raise_mismatch(f"{fqn!r} is a lazy {kind} view", f"Call .resolve_{kind}() on it")
-        # A GPU model may have constants on the CPU.
-        device = self._device
-        if record is not None and torch.device(record.device).type == "cpu":
-            device = "cpu"
+        device = self._device_of(record)
         if tensor.device.type != torch.device(device).type:
             if user_managed or not allow_h2d_copy or tensor.device.type != "cpu":
                 raise_mismatch(f"{fqn!r} is on {tensor.device}, and the model's is on {device}")

@@ -16,7 +16,12 @@ import torch
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load import calling_convention
-from inductor_ext.cpp_wrapper.load.constants import ConstantRules, raise_mismatch, view_constant
+from inductor_ext.cpp_wrapper.load.constants import (
+    ConstantRules,
+    IncompatibleKeys,
+    raise_mismatch,
+    view_constant,
+)
 from inductor_ext.cpp_wrapper.load.native import ErrorCode, NativeLibrary
 from inductor_ext.cpp_wrapper.package import manifest
 from inductor_ext.cpp_wrapper.signature.signature import Signature
@@ -159,6 +164,30 @@ class LoadedModel(abc.ABC):
         self._update(constants_map, inactive, not partial, False, True)
 
     @abc.abstractmethod
+    def load_state_dict(
+        self, state_dict: Mapping[str, torch.Tensor], strict: bool = True
+    ) -> IncompatibleKeys:
+        """Copy the values of a module's `state_dict()` into the model, as `Module.load_state_dict`.
+
+        The names are those of the exported module: tied weights have all their names, and buffers
+        that are not persistent have none and keep their values. What the model does not read is
+        ignored. Values are converted to the dtype and device of the model's.
+
+        Args:
+            state_dict: tensors by name.
+            strict: whether every name must be given, and no other. Default: True.
+
+        Returns:
+            The names that are missing in `state_dict`, and the ones that the module does not have.
+
+        Raises:
+            exc.ConstantMismatchError: a name is missing or unknown (with `strict`), a shape is
+                wrong, or a value was compiled into the model (`freezing`). Nothing was changed.
+            exc.UnsupportedArtifactError: the package was compiled by Inductor (default), which does
+                not store the names.
+        """
+
+    @abc.abstractmethod
     def _update(
         self,
         constants_map: Mapping[str, torch.Tensor],
@@ -243,7 +272,9 @@ class Model(LoadedModel):
         self._metadata = metadata
         fqns = runner.get_constant_names_to_original_fqns()
         described = content.models[name]
-        self._rules = ConstantRules(fqns, described.constants, device, described.frozen)
+        self._rules = ConstantRules(
+            fqns, described.constants, device, described.frozen, described.state
+        )
         # Runs before the runner is destroyed. The runner's own handle keeps the library loaded
         # until then.
         weakref.finalize(self, library.close).atexit = False
@@ -271,6 +302,13 @@ class Model(LoadedModel):
 
     def get_constant_fqns(self) -> list[str]:
         return list(self._rules.names)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, torch.Tensor], strict: bool = True
+    ) -> IncompatibleKeys:
+        values, keys = self._rules.match_state(state_dict, strict=strict)
+        self._update(values, False, False, False, True)
+        return keys
 
     def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
         tensors = self._runner.extract_constants_map(inactive)
@@ -332,6 +370,11 @@ class InductorModel(LoadedModel):
 
     def get_constant_fqns(self) -> list[str]:
         return list(self._loader.get_constant_fqns())
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, torch.Tensor], strict: bool = True
+    ) -> IncompatibleKeys:
+        raise self._unsupported("Loading a state_dict")
 
     def _update(
         self,

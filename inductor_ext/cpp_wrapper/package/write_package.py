@@ -21,7 +21,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import __version__, exc
 from inductor_ext.cpp_wrapper.codegen import constant_names, weights_layout
-from inductor_ext.cpp_wrapper.package import c_header, manifest, zip_format, zip_writer
+from inductor_ext.cpp_wrapper.package import (
+    c_header,
+    manifest,
+    state_names,
+    zip_format,
+    zip_writer,
+)
 from inductor_ext.storage import digest
 from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain import components
@@ -37,6 +43,7 @@ def write_package(
     *,
     options: Mapping[str, Any],
     memory: Mapping[str, Mapping[str, Any]],
+    states: Mapping[str, Mapping[str, Any]],
     compiler: str,
     weights_file: str | None = None,
 ) -> None:
@@ -48,6 +55,7 @@ def write_package(
         artifacts: compiled models by name.
         options: non-default options of Inductor and settings of the extension.
         memory: summaries of memory plans by model name, where known, as plain values.
+        states: `state_dict` of the exported programs by model name.
         compiler: name and version of the C++ compiler.
         weights_file: path of a file for the weights, which are then left out of the package; only
             for a single model. Default: None, weights in the package.
@@ -66,7 +74,9 @@ def write_package(
         if weights_file is not None and artifact.weights_path is not None
     }
     models = {
-        name: _describe_model(name, artifact, options, memory.get(name, {}), outside.get(name))
+        name: _describe_model(
+            name, artifact, options, memory.get(name, {}), states[name], outside.get(name)
+        )
         for name, artifact in artifacts.items()
     }
     content = manifest.Manifest(
@@ -169,6 +179,7 @@ def _describe_model(
     artifact: Artifact,
     options: Mapping[str, Any],
     memory: Mapping[str, Any],
+    state: Mapping[str, Any],
     outside: manifest.File | None,
 ) -> manifest.Model:
     return manifest.Model(
@@ -183,6 +194,7 @@ def _describe_model(
         signature=artifact.signature.to_json(),
         constants=_describe_constants(artifact),
         frozen=artifact.frozen,
+        state=state_names.find_constants(state, {*artifact.fqns.values(), *artifact.frozen}),
         kernels=tuple(
             manifest.Kernel(
                 name=kernel, operators=_list_operators(kernel), device=artifact.device_type
