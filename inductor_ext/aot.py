@@ -220,10 +220,8 @@ def _package_from(
                 ignore_performance_guards(program),
                 events.capture(MemoryPlanRecord, this_thread=True) as records,
             ):
-                output_options = (
-                    {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
-                )
-                files[name] = _compile(program, {**patches, **output_options})
+                where = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
+                files[name] = _compile(program, {**patches, **where})
             if collected:
                 artifacts[name] = collected[-1]
             if records:
@@ -243,7 +241,7 @@ def _package_from(
             artifacts,
             options={**patches, **settings.non_default()},
             memory=memory,
-            states={name: program.state_dict for name, program in programs.items()},
+            programs=programs,
             compiler=_describe_compiler(),
             weights_file=settings.aot_weights_file,
         )

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 
-def find_constants(state: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
-    """Return the name of the constant with the value of each entry of a `state_dict()`.
+def find_constants(program: ExportedProgram, names: Collection[str]) -> dict[str, str]:
+    """Return the name of the constant with the value of each entry of the `state_dict()`.
 
     Tied entries, which are one tensor under several names, have one constant. An entry that the
-    model does not read has none; its name is empty.
+    program does not read has none; its name is empty. One that it reads and that is no constant,
+    because its value is in the code, has its own name, so that loading it is refused.
 
     Args:
-        state: tensors of the exported program by their fully qualified names.
+        program: the exported program.
         names: fully qualified names of the constants.
     """
-    tied = {_place(tensor): name for name, tensor in state.items() if name in names}
+    state, signature = program.state_dict, program.graph_signature
+    sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    read = {
+        sources[node.name]
+        for node in program.graph.find_nodes(op="placeholder")
+        if node.name in sources and node.users
+    }
+    tied = {_place(tensor): name for name, tensor in state.items() if name in read}
+    tied |= {_place(tensor): name for name, tensor in state.items() if name in names}
     return {
         name: name if name in names else tied.get(_place(tensor), "")
         for name, tensor in state.items()

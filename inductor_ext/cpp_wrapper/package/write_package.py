@@ -33,6 +33,8 @@ from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain import components
 
 if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
     from inductor_ext.cpp_wrapper.build.artifact import Artifact
 
 
@@ -43,7 +45,7 @@ def write_package(
     *,
     options: Mapping[str, Any],
     memory: Mapping[str, Mapping[str, Any]],
-    states: Mapping[str, Mapping[str, Any]],
+    programs: Mapping[str, ExportedProgram],
     compiler: str,
     weights_file: str | None = None,
 ) -> None:
@@ -55,7 +57,7 @@ def write_package(
         artifacts: compiled models by name.
         options: non-default options of Inductor and settings of the extension.
         memory: summaries of memory plans by model name, where known, as plain values.
-        states: `state_dict` of the exported programs by model name.
+        programs: what the models were compiled from, by model name.
         compiler: name and version of the C++ compiler.
         weights_file: path of a file for the weights, which are then left out of the package; only
             for a single model. Default: None, weights in the package.
@@ -75,7 +77,7 @@ def write_package(
     }
     models = {
         name: _describe_model(
-            name, artifact, options, memory.get(name, {}), states[name], outside.get(name)
+            name, artifact, options, memory.get(name, {}), programs[name], outside.get(name)
         )
         for name, artifact in artifacts.items()
     }
@@ -179,7 +181,7 @@ def _describe_model(
     artifact: Artifact,
     options: Mapping[str, Any],
     memory: Mapping[str, Any],
-    state: Mapping[str, Any],
+    program: ExportedProgram,
     outside: manifest.File | None,
 ) -> manifest.Model:
     return manifest.Model(
@@ -194,7 +196,7 @@ def _describe_model(
         signature=artifact.signature.to_json(),
         constants=_describe_constants(artifact),
         frozen=artifact.frozen,
-        state=state_names.find_constants(state, {*artifact.fqns.values(), *artifact.frozen}),
+        state=state_names.find_constants(program, {*artifact.fqns.values(), *artifact.frozen}),
         kernels=tuple(
             manifest.Kernel(
                 name=kernel, operators=_list_operators(kernel), device=artifact.device_type
