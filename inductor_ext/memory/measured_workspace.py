@@ -32,8 +32,8 @@ class _Limits:
 
 
 LIMITS = {
-    # Some 20 ms on two cores.
-    "cpu": _Limits(flops=2e9, bytes=1 << 28),
+    # Some 100 ms on two cores.
+    "cpu": _Limits(flops=1e10, bytes=1 << 28),
     # Some 100 ms in float32 on an H100.
     "cuda": _Limits(flops=5e12, bytes=1 << 34),
 }
