@@ -119,7 +119,7 @@ def _library_settings(device: torch.device) -> object:
         cudnn.enabled,
         cudnn.benchmark,
         cudnn.deterministic,
-        cudnn.allow_tf32,
+        cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
         torch.are_deterministic_algorithms_enabled(),
     )
 

@@ -341,7 +341,8 @@ def _read_process_state(serializer: Serializer) -> Any:
         cudnn.enabled,
         cudnn.benchmark,
         cudnn.deterministic,
-        cudnn.allow_tf32,
+        # `allow_tf32` raises an error if these differ.
+        (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision),  # type: ignore[attr-defined]
         mkldnn.is_available(),
         torch._C._get_mkldnn_enabled(),
         torch.get_num_threads(),

@@ -13,9 +13,10 @@ the graph. The partitioner may then leave them out, and does so if fewer bytes a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,8 +36,8 @@ and attention."""
 class Rates:
     """How fast a device computes."""
 
-    matmul: Callable[[torch.dtype], float]
-    """FLOP/s of matmuls by the dtype of the operands."""
+    matmul: Callable[[torch.dtype, bool], float]
+    """FLOP/s of matmuls by the dtype of the operands, and whether it is a convolution."""
     write: float
     """Bytes/s of an elementwise kernel: what it writes."""
     launch: float
@@ -46,15 +47,16 @@ class Rates:
 def choose_results(
     graph: fx.Graph,
     is_forward: Callable[[fx.Node], bool],
-    rates: Callable[[torch.device], Rates],
+    rates: Callable[[torch.device], Rates | None],
 ) -> list[fx.Node]:
     """Choose the results that the backward may compute again, the largest first.
 
     Args:
         graph: a joint graph of forward and backward, after joint passes.
         is_forward: whether the forward needs a node.
-        rates: of a device.
+        rates: of a device; None if they are not known.
     """
+    rates = functools.cache(rates)
     candidates = sorted(_list_candidates(graph, is_forward), key=_bytes, reverse=True)
     if not candidates:
         return []
@@ -62,7 +64,7 @@ def choose_results(
     chosen = []
     for node in candidates:
         rate = rates(node.meta["val"].device)
-        seconds = rate.launch + _bytes(node) / rate.write
+        seconds = math.inf if rate is None else rate.launch + _bytes(node) / rate.write
         if seconds <= remaining:
             remaining -= seconds
             chosen.append(node)
@@ -114,7 +116,7 @@ def _bytes(node: fx.Node) -> float:
     return math.inf if hint is None else int(hint) * value.element_size()
 
 
-def _matmul_seconds(node: fx.Node, rates: Callable[[torch.device], Rates]) -> float:
+def _matmul_seconds(node: fx.Node, rates: Callable[[torch.device], Rates | None]) -> float:
     """Return the time of a matmul, a convolution or attention; 0 for other nodes."""
     flops = count_flops(node)
     if not flops:
@@ -124,24 +126,31 @@ def _matmul_seconds(node: fx.Node, rates: Callable[[torch.device], Rates]) -> fl
         for source in node.all_input_nodes
         if isinstance(value := source.meta.get("val"), torch.Tensor)
     )
-    return flops / rates(operand.device).matmul(operand.dtype)
+    rate = rates(operand.device)
+    is_convolution = "convolution" in str(node.target)
+    return 0.0 if rate is None else flops / rate.matmul(operand.dtype, is_convolution)
 
 
-def device_rates(device: torch.device) -> Rates:
-    """Return the rates of a device of this machine."""
-    if device.type == "cuda":
+def device_rates(device: torch.device) -> Rates | None:
+    """Return the rates of a device of this machine; None if they are not known."""
+    if device.type == "cpu":
+        return cpu_rates(torch.get_num_threads())
+    if device.type == "cuda" and torch.version.hip is None:
         return gpu_rates(Device.from_torch(torch.cuda.get_device_properties(device)))
-    return cpu_rates(torch.get_num_threads())
+    return None
 
 
 def gpu_rates(gpu: Device) -> Rates:
-    """Return the rates of a GPU; of the precisions that a matmul may have, the fastest."""
+    """Return the rates of a GPU."""
 
-    def matmul(dtype: torch.dtype) -> float:
+    def matmul(dtype: torch.dtype, is_convolution: bool) -> float:
         if dtype.itemsize < 4:
             return max(gpu.half, gpu.fp8 if dtype.itemsize == 1 else 0.0, gpu.fma)
-        may_use_tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-        return max(gpu.tf32, gpu.fma) if may_use_tf32 else gpu.fma
+        backends: Any = torch.backends
+        # `allow_tf32` raises an error if the precision was set in another way.
+        settings = backends.cudnn.conv if is_convolution else backends.cuda.matmul
+        is_tf32 = dtype == torch.float32 and settings.fp32_precision == "tf32"
+        return max(gpu.tf32, gpu.fma) if is_tf32 else gpu.fma
 
     # An elementwise kernel reads about as much as it writes.
     return Rates(matmul, gpu.bandwidth / 2, gpu.launch * 1e-6)
@@ -153,6 +162,8 @@ def cpu_rates(threads: int) -> Rates:
     In FLOP/s per thread, 90e9 in float32 and 210e9 in bfloat16 were measured with AVX-512; AMX is
     faster. GELU of float32 took 2.7 ns per element with two threads, on one socket of an EPYC.
     """
-    return Rates(
-        lambda dtype: threads * (1e11 if dtype.itemsize >= 4 else 1e12), threads * 0.75e9, 0.0
-    )
+
+    def matmul(dtype: torch.dtype, is_convolution: bool) -> float:
+        return threads * (1e11 if dtype.itemsize >= 4 else 1e12)
+
+    return Rates(matmul, threads * 0.75e9, 0.0)

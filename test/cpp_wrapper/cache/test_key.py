@@ -392,6 +392,18 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+@contextlib.contextmanager
+def convolution_precision() -> Iterator[None]:
+    """A precision for convolutions only, with which `allow_tf32` cannot be read."""
+    settings: Any = torch.backends.cudnn
+    before = settings.conv.fp32_precision
+    settings.conv.fp32_precision = "ieee" if before != "ieee" else "tf32"
+    try:
+        yield
+    finally:
+        settings.conv.fp32_precision = before
+
+
 STATES: dict[str, Callable[[], Any]] = {
     "threads": lambda: threads(torch.get_num_threads() + 1),
     "default dtype": lambda: default_dtype(torch.float64),
@@ -401,6 +413,7 @@ STATES: dict[str, Callable[[], Any]] = {
     "inference": torch.inference_mode,
     "mkldnn": lambda: torch.backends.mkldnn.flags(enabled=False),
     "cudnn": lambda: torch.backends.cudnn.flags(enabled=False),
+    "convolution precision": convolution_precision,
     "attention": lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
     "device": lambda: torch.device("meta"),
     "threads' variable": lambda: mock.patch.dict(os.environ, OMP_NUM_THREADS="7"),

@@ -216,18 +216,42 @@ def test_the_largest_results_that_fit_into_the_time_are_chosen() -> None:
     # Ten matmuls of 64 x 256 and six of 64 x 64 take a second per 1e9 FLOPs.
     seconds = 2 * 1000 * (9 * 64 * 256 + 3 * 64 * 64) / 1e9
     write = 1000 * 256 * 4 / (recompute_pointwise.TIME_SHARE * seconds)
-    largest = choose(graph, recompute_pointwise.Rates(lambda _: 1e9, write * 1.01, 0.0))
+    largest = choose(graph, recompute_pointwise.Rates(lambda *_: 1e9, write * 1.01, 0.0))
     assert [node.meta["val"].numel() for node in largest] == [1000 * 256]
     # It does not fit, but a smaller one does.
-    smaller = choose(graph, recompute_pointwise.Rates(lambda _: 1e9, write * 0.99, 0.0))
+    smaller = choose(graph, recompute_pointwise.Rates(lambda *_: 1e9, write * 0.99, 0.0))
     assert [node.meta["val"].numel() for node in smaller] == [1000 * 64, 1000 * 64]
     launch = recompute_pointwise.TIME_SHARE * seconds
-    assert not choose(graph, recompute_pointwise.Rates(lambda _: 1e9, write * 100, launch))
+    assert not choose(graph, recompute_pointwise.Rates(lambda *_: 1e9, write * 100, launch))
 
 
 def test_rates_of_a_cpu() -> None:
     one, four = (recompute_pointwise.cpu_rates(threads) for threads in (1, 4))
-    assert four.matmul(torch.float32) == 4 * one.matmul(torch.float32)
+    assert four.matmul(torch.float32, False) == 4 * one.matmul(torch.float32, False)
     assert four.write == 4 * one.write
-    assert one.matmul(torch.bfloat16) > one.matmul(torch.float32)
-    assert recompute_pointwise.device_rates(torch.device("cpu")).launch == 0
+    assert one.matmul(torch.bfloat16, False) > one.matmul(torch.float32, False)
+    found = recompute_pointwise.device_rates(torch.device("cpu"))
+    assert found is not None
+    assert found.launch == 0
+    assert recompute_pointwise.device_rates(torch.device("xpu")) is None
+
+
+@pytest.mark.parametrize("is_convolution", [False, True])
+def test_the_rate_of_a_gpu_depends_on_the_precision(
+    is_convolution: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends: Any = torch.backends
+    settings = backends.cudnn.conv if is_convolution else backends.cuda.matmul
+    matmul = recompute_pointwise.gpu_rates(H200).matmul
+    for precision, rate in (("ieee", H200.fma), ("tf32", H200.tf32)):
+        monkeypatch.setattr(settings, "fp32_precision", precision)
+        assert matmul(torch.float32, is_convolution) == rate
+        assert matmul(torch.float64, is_convolution) == H200.fma
+        assert matmul(torch.bfloat16, is_convolution) == H200.half
+
+
+def test_nothing_is_chosen_on_other_devices() -> None:
+    with torch.device("meta"):
+        model, x = Block(64), torch.randn(1000, 64)
+    graph = joint_graph(model, x.requires_grad_())
+    assert recompute_pointwise.choose_results(graph, lambda node: True, lambda device: None) == []
