@@ -105,7 +105,9 @@ _CPU = torch.device("cpu")
 
 
 def _is_static(operand: Any) -> bool:
-    return isinstance(operand, ir.IRNode) and all(
+    if not isinstance(operand, ir.IRNode) or operand.get_device() is None:
+        return False
+    return all(
         getattr(value, "is_number", True) for value in (*operand.get_size(), *operand.get_stride())
     )
 
