@@ -33,7 +33,6 @@ def examples(count: int) -> settings:
     """The same `count` examples in each run."""
     return settings(
         max_examples=count,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

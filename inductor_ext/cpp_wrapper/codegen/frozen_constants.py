@@ -83,17 +83,22 @@ def frozen_uses(fqns: Mapping[str, str], values: Iterable[torch.Tensor]) -> list
         for origin in origins & recorder.constants.keys()
     }
     known = {origin for origin, _ in uses} | names.keys()
-    present = [_memory(value) for value in values]
+    present = [find_memory(value) for value in values]
     uses |= {
         (fqn, "")
         for fqn, value in recorder.constants.items()
-        if fqn not in known and _memory(value) not in present  # tied weights have one name
+        if fqn not in known and find_memory(value) not in present  # tied weights have one name
     }
     return sorted(uses)
 
 
-def _memory(value: torch.Tensor) -> object:
+def find_memory(value: torch.Tensor) -> object:
     """Return what two tensors on the same memory have in common."""
     if value.is_mkldnn or isinstance(value, FakeTensor) or value.is_meta:
         return id(value)
-    return value.data_ptr(), value.shape, value.stride() if value.layout == torch.strided else ()
+    try:
+        address = value.data_ptr()
+    except (RuntimeError, NotImplementedError):  # such as a subclass that consists of others
+        return id(value)
+    stride = value.stride() if value.layout == torch.strided else ()
+    return address, value.shape, stride, value.dtype

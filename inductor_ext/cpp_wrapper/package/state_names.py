@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from inductor_ext.cpp_wrapper.codegen.frozen_constants import find_memory
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -27,21 +29,9 @@ def find_constants(program: ExportedProgram, names: Collection[str]) -> dict[str
         for node in program.graph.find_nodes(op="placeholder")
         if node.name in sources and node.users
     }
-    tied = {_place(tensor): name for name, tensor in state.items() if name in read}
-    tied |= {_place(tensor): name for name, tensor in state.items() if name in names}
+    tied = {find_memory(tensor): name for name, tensor in state.items() if name in read}
+    tied |= {find_memory(tensor): name for name, tensor in state.items() if name in names}
     return {
-        name: name if name in names else tied.get(_place(tensor), "")
+        name: name if name in names else tied.get(find_memory(tensor), "")
         for name, tensor in state.items()
     }
-
-
-def _place(tensor: Any) -> object:
-    """Return what is equal for tensors that are the same elements of the same memory."""
-    try:
-        memory = tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        memory = 0
-    if not memory or not tensor.numel():
-        # Without memory, only the same object is the same tensor.
-        return id(tensor)
-    return memory, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from inductor_ext.flops import count_flops
+from inductor_ext.lowerings.graph.live_values import count_bytes
 from inductor_ext.lowerings.graph.operator_kinds import is_pointwise
 from inductor_ext.templates.device import Device
 
@@ -57,14 +58,14 @@ def choose_results(
         rates: of a device; None if they are not known.
     """
     rates = functools.cache(rates)
-    candidates = sorted(_list_candidates(graph, is_forward), key=_bytes, reverse=True)
+    candidates = sorted(_list_candidates(graph, is_forward), key=count_bytes, reverse=True)
     if not candidates:
         return []
     remaining = TIME_SHARE * sum(_matmul_seconds(node, rates) for node in graph.nodes)
     chosen = []
     for node in candidates:
         rate = rates(node.meta["val"].device)
-        seconds = math.inf if rate is None else rate.launch + _bytes(node) / rate.write
+        seconds = math.inf if rate is None else rate.launch + count_bytes(node) / rate.write
         if seconds <= remaining:
             remaining -= seconds
             chosen.append(node)
@@ -87,7 +88,8 @@ def _list_candidates(graph: fx.Graph, is_forward: Callable[[fx.Node], bool]) -> 
             or not operators.is_recomputable(node)
             or not is_forward(node)
             or "recompute" in node.meta
-            or not math.isfinite(_bytes(node))
+            # Its size is not known before the run.
+            or not count_bytes(node)
         ):
             continue
         names = _list_views(node, operators.is_view)
@@ -106,14 +108,6 @@ def _list_views(node: fx.Node, is_view: Callable[[fx.Node], bool]) -> list[fx.No
     for view in views:
         views += [user for user in view.users if is_view(user) and user not in views]
     return views
-
-
-def _bytes(node: fx.Node) -> float:
-    """Return the bytes of a tensor at the sizes of the first call; infinity if they are unknown."""
-    value = node.meta["val"]
-    count = value.numel()
-    hint = count if isinstance(count, int) else count.node.hint
-    return math.inf if hint is None else int(hint) * value.element_size()
 
 
 def _matmul_seconds(node: fx.Node, rates: Callable[[torch.device], Rates | None]) -> float:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext.lowerings.graph.cleanup import is_pure
 from inductor_ext.lowerings.graph.fx_nodes import is_view_operator
+from inductor_ext.lowerings.graph.live_values import count_bytes
 
 if TYPE_CHECKING:
     from torch import fx
@@ -214,10 +215,9 @@ def _read_values(forward: Sequence[fx.Node]) -> dict[fx.Node, Value]:
     for node in forward:
         value: Any = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not is_view_operator(node):
-            count = value.numel()
-            size = count if isinstance(count, int) else count.node.hint
+            size = count_bytes(node)
             if size:
-                values[node] = Value(place[node], ends[node], size * value.element_size())
+                values[node] = Value(place[node], ends[node], size)
     return values
 
 

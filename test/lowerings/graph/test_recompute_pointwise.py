@@ -12,6 +12,7 @@ from torch import nn
 from torch._functorch import partitioners
 
 from inductor_ext.lowerings.graph import recompute_pointwise
+from inductor_ext.lowerings.graph.recompute_segments import list_forward
 from inductor_ext.templates.device import KNOWN
 from test.support.memory_compiles import compiled, planning
 
@@ -177,13 +178,8 @@ def joint_graph(function: nn.Module, x: torch.Tensor) -> torch.fx.Graph:
 
 
 def choose(graph: torch.fx.Graph, rates: recompute_pointwise.Rates) -> list[torch.fx.Node]:
-    backward = {node for node in graph.nodes if "tangents" in node.name}
-    for node in graph.nodes:
-        if not backward.isdisjoint(node.all_input_nodes):
-            backward.add(node)
-    return recompute_pointwise.choose_results(
-        graph, lambda node: node not in backward, lambda device: rates
-    )
+    forward = set(list_forward(graph))
+    return recompute_pointwise.choose_results(graph, forward.__contains__, lambda device: rates)
 
 
 @pytest.mark.parametrize(
