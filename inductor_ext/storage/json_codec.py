@@ -25,7 +25,7 @@ Size = Annotated[int, 0]
 """An integer that must not be negative."""
 
 OPTIONAL = "optional"
-"""Field metadata: the JSON form omits the field if it is None, an empty tuple or an empty dict."""
+"""Field metadata: the JSON form omits the field if it is None or an empty tuple."""
 
 UNSTORED = "unstored"
 """Field metadata: the stored JSON form omits the field. It is read if JSON has it."""
@@ -82,7 +82,7 @@ def encode(value: Any, whole: bool = False, free: bool = False) -> Any:
         keys = _keys(cls)
         for name, hint in _hints(cls).items():
             field = getattr(value, name)
-            if (name in unstored and not whole) or (name in optional and field in (None, (), {})):
+            if (name in unstored and not whole) or (name in optional and field in (None, ())):
                 continue
             form[keys[name]] = encode(field, whole, Any in typing.get_args(hint))
         for name in _fields_with(cls, EXTRA):

@@ -54,7 +54,7 @@ class ConstantRules:
         self._records = {record.name: record for record in records}
         self._device = device
         self._frozen = frozenset(frozen)
-        self._state = state or {name: name for name in fqns.values() if name}
+        self._state = {name: name for name in fqns.values() if name} if state is None else state
 
     def convert(
         self, tensors: Mapping[str, torch.Tensor], *, user_managed: bool, allow_h2d_copy: bool

@@ -106,10 +106,10 @@ class Model:
     frozen: tuple[str, ...] = dataclasses.field(default=(), metadata={OPTIONAL: True})
     """Constants of the exported program, by fully qualified name, that other constants or the code
     were computed from when it was compiled (`freezing`). They cannot be updated."""
-    state: Mapping[str, str] = dataclasses.field(default_factory=dict, metadata={OPTIONAL: True})
+    state: Mapping[str, str] | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     """For every name of the exported module's `state_dict()`, the fully qualified name of the
     constant that has its value: another one for a tied weight, and empty if the model does not read
-    it. Buffers that are not persistent are not listed."""
+    it. Buffers that are not persistent are not listed. None in packages of earlier versions."""
     kernels: tuple[Kernel, ...] = ()
     cpu_features: tuple[str, ...] = ()
     """Required CPU features, by the names of `build.cpu_isa`."""

@@ -150,6 +150,28 @@ def test_packages_of_inductor_have_no_names(tmp_path: pathlib.Path) -> None:
         loaded.load_state_dict(make(1).state_dict())
 
 
+def test_a_module_without_state_has_no_names(tmp_path: pathlib.Path) -> None:
+    class Constant(nn.Module):
+        shift: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("shift", torch.randn(16), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin() + self.shift
+
+    model, x = Constant(), torch.randn(3, 16)
+    program = torch.export.export(model, (x,))
+    path = inductor_ext.aoti_compile_and_package(program, package_path=str(tmp_path / "m.pt2"))
+    loaded = inductor_ext.load(path)
+    assert loaded.get_constant_fqns() == ["shift"]
+    assert loaded.load_state_dict({}) == ([], []) == model.load_state_dict({})
+    with pytest.raises(exc.ConstantMismatchError, match="an unknown entry 'shift'"):
+        loaded.load_state_dict({"shift": torch.zeros(16)})
+    torch.testing.assert_close(loaded(x), model(x))
+
+
 class Shared(nn.Module):
     """Entries of a state on one memory, some of which are the same tensor."""
 
