@@ -260,6 +260,7 @@ class _Planner:
             calls=calls,
             arenas=rows,
             storages=plan_record.storage_rows(memory, applied, inputs=self.is_backward),
+            held_inputs=tuple(map(plan_record.storage_row, memory.held_inputs)),
         )
         return dynamic_plan.add_dynamic_plan(
             record,

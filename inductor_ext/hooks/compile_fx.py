@@ -204,13 +204,16 @@ def scoped_inner_compile(
         if kind != "aot":
             _check_compile_mode(kind)
         if kind == "forward":
-            compile_.saved_bases = saved_tensors.find_bases(gm.graph)
+            static_inputs = kwargs.get("static_input_idxs", ())
+            compile_.saved_memory = saved_tensors.find_memory(gm.graph, static_inputs)
         before = _read_cache_counters(counters)
         operators = _count_operators(gm)
         start = time.perf_counter()
         with (
             events.capture(this_thread=True) as records,
-            context.enter(is_aot=kind == "aot", records=records, saved_bases=compile_.saved_bases),
+            context.enter(
+                is_aot=kind == "aot", records=records, saved_memory=compile_.saved_memory
+            ),
             scope.compile_scope(settings),
             cpp_wrapper_options.use_options(kwargs),
         ):

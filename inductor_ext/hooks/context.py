@@ -54,8 +54,9 @@ class CompileContext:
     artifacts: list[Any] | None = None
     """Collects every `build.artifact.Artifact`; None if weights are written to files
     immediately."""
-    saved_bases: Mapping[str, str] | None = None
-    """Which tensors that were saved for this backward share memory (`memory.saved_tensors`)."""
+    saved_memory: Mapping[str, Any] | None = None
+    """The `SavedMemory` of the tensors that were saved for this backward
+    (`memory.saved_tensors`)."""
     recomputed_share: float = 0.0
     """Share of the segments of a forward that its backward computes again
     (`lowerings.graph.recompute_segments`)."""

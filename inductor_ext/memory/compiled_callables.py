@@ -20,7 +20,7 @@ from typing import Any
 
 from inductor_ext import events
 from inductor_ext.hooks import context
-from inductor_ext.memory import plan_store
+from inductor_ext.memory import plan_store, saved_tensors
 from inductor_ext.memory.records import MemoryPlanRecord
 
 _MAX_COMPILES = 4096
@@ -57,8 +57,8 @@ class Compile:
         self.around = around
         self._modules = [weakref.ref(module) for module in modules]
         self.graphs: list[Graph] = []
-        self.saved_bases: dict[str, str] = {}
-        """`saved_tensors.find_bases` of the forward graph."""
+        self.saved_memory: dict[str, saved_tensors.SavedMemory] = {}
+        """`saved_tensors.find_memory` of the forward graph."""
 
     def modules(self) -> list[Any]:
         """Return the modules on the call stack that still exist, innermost first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from inductor_ext.memory.extern_memory import size_hint
 from inductor_ext.memory.planner import placement_policy
 from inductor_ext.memory.planner.arena_plan import Arena
 from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
-from inductor_ext.memory.wrapper_reader import WrapperMemory
+from inductor_ext.memory.wrapper_reader import Storage, WrapperMemory
 
 
 def graph_kind(is_inference: bool) -> str:
@@ -75,20 +76,9 @@ def storage_rows(
     rows = []
     for index, storage in enumerate([*memory.storages, *(memory.inputs if inputs else ())]):
         arena_number, offset = place.get(index, (None, None))
-        rows.append(
-            PlannedStorage(
-                name=storage.node.get_name(),
-                bytes=storage.hint,
-                start=storage.start,
-                end=until.get(index, storage.end),
-                kind=storage.kind,
-                device=str(storage.device),
-                arena=arena_number,
-                offset=offset,
-                operator=_operator_names(storage.node),
-                module=_module_path(storage.node),
-            )
-        )
+        row = storage_row(storage)
+        end = until.get(index, row.end)
+        rows.append(dataclasses.replace(row, end=end, arena=arena_number, offset=offset))
     inner = [(start, end, peaks, "subgraph") for start, end, peaks in memory.calls]
     inner += [
         (step, step + 1, {device: size_hint(size)}, "scratch")
@@ -101,6 +91,22 @@ def storage_rows(
             for device, size in peaks.items()
         ]
     return tuple(rows)
+
+
+def storage_row(storage: Storage) -> PlannedStorage:
+    """Return a storage outside of arenas for the record."""
+    return PlannedStorage(
+        name=storage.node.get_name(),
+        bytes=storage.hint,
+        start=storage.start,
+        end=storage.end,
+        kind=storage.kind,
+        device=str(storage.device),
+        arena=None,
+        offset=None,
+        operator=_operator_names(storage.node),
+        module=_module_path(storage.node),
+    )
 
 
 def arena_row(variable: ArenaVariable, arena: Arena) -> PlannedArena:

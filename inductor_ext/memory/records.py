@@ -162,6 +162,9 @@ class MemoryPlanRecord(Record):
     empty."""
     dynamic: DynamicPlan | None = None
     """The plan as expressions; None if no size depends on a symbol."""
+    held_inputs: tuple[PlannedStorage, ...] = ()
+    """Inputs of a backward that the forward took from its caller, parameters left out. They are
+    freed during the call unless the caller keeps them, and not counted in the sizes above."""
 
     @property
     def ratio(self) -> float:

@@ -94,7 +94,9 @@ class WrapperMemory:
 
     storages: list[Storage]
     inputs: list[Storage]
-    """Inputs that the code drops: free from then on, unless the caller keeps them."""
+    """Inputs that the code drops: free from then on."""
+    held_inputs: list[Storage]
+    """The same, except that the caller may keep them."""
     calls: list[tuple[int, int, dict[str, int]]]
     """Called subgraphs: first step, end, peak by device."""
     scratch: list[tuple[int, str, Any]]
@@ -141,10 +143,10 @@ class _Reader:
         self.stack = [0]
         self.streams = [0]
         self.pools: list[Any] = [None]
-        self.saved_bases = saved_tensors.current_bases()
+        self.saved_memory = saved_tensors.current()
         self.saved: dict[str, Storage] = {}
         """Dropped inputs by the name of the tensor whose memory they share."""
-        self.memory = WrapperMemory([], [], [], [], set(), self.removed, len(lines))
+        self.memory = WrapperMemory([], [], [], [], [], set(), self.removed, len(lines))
         self.extracted = {
             line.result_name for line in lines if isinstance(line, wrapper_ir.MultiOutputLine)
         }
@@ -355,15 +357,18 @@ class _Reader:
                 storage.end, storage.freed_by = step, line
 
     def _drop_input(self, node: Any, step: int) -> None:
-        base = self.saved_bases.get(node.get_name(), node.get_name())
-        if base.startswith(_FORWARD_INPUTS):
+        name = node.get_name()
+        memory = self.saved_memory.get(name)
+        base = name if memory is None else memory.base
+        if base.startswith(_FORWARD_INPUTS) and (memory is None or memory.is_static):
             return
         if isinstance(node, ir.Buffer) and isinstance(node.layout, ir.Layout):
             storage = Storage(node, "input", 0, (0, None), 0, end=step)
-            _set_size(storage, V.graph)
+            _set_size(storage, V.graph, None if memory is None else memory.bytes)
             shared = self.saved.setdefault(base, storage)
             if shared is storage:
-                self.memory.inputs.append(storage)
+                is_held = base.startswith(_FORWARD_INPUTS)
+                (self.memory.held_inputs if is_held else self.memory.inputs).append(storage)
             else:
                 # Both are freed together.
                 shared.end = step
@@ -424,12 +429,15 @@ class _Scope:
     end: int = -1
 
 
-def _set_size(storage: Storage, graph: Any) -> None:
+def _set_size(storage: Storage, graph: Any, known: int | None = None) -> None:
+    """Set the size: `known` bytes, or what the layout of the buffer needs."""
     node = storage.node
     with V.set_graph_handler(graph):
-        length = V.graph.get_allocation_storage_size(node)
-        nbytes = V.graph.sizevars.simplify(sympy.sympify(length) * node.get_dtype().itemsize)
-        storage.bytes = int(nbytes) if nbytes.is_number else nbytes
+        if known is None:
+            length = V.graph.get_allocation_storage_size(node)
+            nbytes = V.graph.sizevars.simplify(sympy.sympify(length) * node.get_dtype().itemsize)
+            known = int(nbytes) if nbytes.is_number else nbytes
+        storage.bytes = known
         hint = max(size_hint(storage.bytes), 0)
     storage.hint = round_up(hint, ALIGNMENT.get(storage.device.type, 1))
 
@@ -441,7 +449,7 @@ def _flatten(outputs: Any) -> list[Any]:
 
 
 _FORWARD_INPUTS = ("primals_", "fwd_rng_state")
-"""Name prefixes of a backward's inputs that outlive it: the forward's inputs, mostly parameters."""
+"""Name prefixes of the forward's inputs among a backward's inputs. Parameters outlive it."""
 
 _WORD = re.compile(r"\w+")
 

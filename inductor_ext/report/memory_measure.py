@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext.memory.planner import peak_report
@@ -118,10 +118,12 @@ def predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int:
     sizes = collections.Counter(freed)
     storages = []
     before = 0
-    for storage in record.storages:
+    for storage in record.storages + record.held_inputs:
         if storage.kind == "input":
             size = next((s for s in sorted(sizes) if s <= storage.bytes < s + _ROUNDING), None)
-            if storage.device != device or size is None:
+            # An input whose memory an output reuses is not freed.
+            is_returned = storage.end >= record.steps
+            if storage.device != device or size is None or is_returned:
                 continue
             sizes[size] -= 1
             if not sizes[size]:
@@ -173,17 +175,26 @@ def group_by_graph(records: Iterable[MemoryPlanRecord]) -> dict[str, list[Memory
     return plans
 
 
-def identify_calls(windows: Sequence[Window], plans: Iterable[str]) -> list[Window]:
+def identify_calls(
+    windows: Sequence[Window], plans: Mapping[str, Sequence[MemoryPlanRecord]]
+) -> list[Window]:
     """Return the calls whose graph can be identified.
 
     Calls of graphs without a key are matched by order if there are as many of them as graphs:
-    graphs are compiled in the order of their first calls. If there is only one such graph, all
-    these calls are its own.
+    graphs are compiled in the order of their first calls, except for backward graphs. If there is
+    only one such graph, all these calls are its own.
+
+    Args:
+        windows: the calls.
+        plans: plans by graph key (`group_by_graph`).
     """
     keys = [key for key in plans if key.startswith(_UNKNOWN)]
     unknown = [window for window in windows if window[0] == _UNKNOWN]
     identified = [window for window in windows if window[0] != _UNKNOWN]
-    if len(keys) == len(unknown):
+    has_backward = any(record.kind == "backward" for key in keys for record in plans[key])
+    # A backward may be called after the forwards of graphs that are compiled later.
+    in_order = not has_backward or len(keys) == 2
+    if len(keys) == len(unknown) and in_order:
         identified += [(key, *window[1:]) for key, window in zip(keys, unknown, strict=True)]
     elif len(keys) == 1:
         identified += [(keys[0], *window[1:]) for window in unknown]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
 
+import inductor_ext
 from benchmarks.memory import steps
 from inductor_ext.memory import saved_tensors
 from inductor_ext.report import memory_measure
+from inductor_ext.report.memory_measure import Measured
 from test.support.memory_compiles import compiled, planning
 
 
@@ -113,6 +116,47 @@ def test_saved_views_count_as_the_memory_that_they_share() -> None:
     assert max(record.peak for record in records) == pytest.approx(measured, rel=0.01)
 
 
+def measure_graphs(step: Callable[[], object], fn: Callable[..., object]) -> list[Measured]:
+    """Return the graphs of a step that has run twice, its backward included."""
+    step()
+    step()
+    return list(inductor_ext.memory_report(fn).measure(step).measured)
+
+
+def test_a_saved_part_keeps_its_whole_tensor() -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(512, 64), torch.nn.LayerNorm(64))
+    head = torch.nn.Linear(64, 8)
+    x = torch.randn(4, 8, 512)
+    run = compiled(lambda x: head(layers(x)[:, 0]).square().mean())
+    graphs = measure_graphs(lambda: run(x).backward(), run)
+    assert [graph.kind for graph in graphs] == ["forward", "backward"]
+    for graph in graphs:
+        assert graph.predicted == pytest.approx(graph.measured, abs=512)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_input_of_the_forward_is_freed_unless_the_caller_keeps_it(keeps: bool) -> None:
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(1024, 64), torch.nn.Linear(1024, 64)
+    x = torch.randn(128, 1024)
+    kept = []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        hidden = first(x).sin()
+        torch._dynamo.graph_break()
+        if keeps:
+            kept[:] = [hidden.detach()]
+        # The first kernel of the backward needs it, before the gradient of the weight.
+        return (second(x) * hidden).mean()
+
+    fn = compiled(run)
+    graphs = measure_graphs(lambda: fn(x).backward(), fn)
+    assert sorted(graph.kind for graph in graphs) == ["backward"] * 2 + ["forward"] * 2
+    for graph in graphs:
+        assert graph.predicted == pytest.approx(graph.measured, abs=512)
+
+
 def test_views_of_results() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("primals_1")
@@ -124,4 +168,7 @@ def test_views_of_results() -> None:
     parts = graph.create_node("call_function", aten.split.Tensor, (result, 2), name="parts")
     part = graph.create_node("call_function", operator.getitem, (parts, 1), name="part")
     graph.output((result, flat, first, part))
-    assert saved_tensors.find_bases(graph) == {"flat": "primals_1", "part": "result"}
+    memory = saved_tensors.find_memory(graph, static_inputs=(0,))
+    bases = {"result": "result", "flat": "primals_1", "first": "first", "part": "result"}
+    assert {name: saved.base for name, saved in memory.items()} == bases
+    assert [name for name, saved in memory.items() if saved.is_static] == ["flat"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from inductor_ext.report import memory_measure
 from inductor_ext.report.memory_measure import Allocation, Measured
 from test.support.memory_plans import plan, storage
@@ -35,16 +37,30 @@ class TestMeasure:
 
     def test_graphs_without_a_key_are_identified_by_order(self) -> None:
         windows = [("None", 0, 1), ("key", 2, 3), ("None", 4, 5)]
-        assert memory_measure.identify_calls(windows, ["None0", "None1", "key"]) == [
+        first, second = plan(()), plan(())
+        identify = memory_measure.identify_calls
+        assert identify(windows, {"None0": [first], "None1": [second], "key": []}) == [
             ("key", 2, 3),
             ("None0", 0, 1),
             ("None1", 4, 5),
         ]
-        assert memory_measure.identify_calls(windows, ["None0"]) == [
+        assert identify(windows, {"None0": [first]}) == [
             ("key", 2, 3),
             ("None0", 0, 1),
             ("None0", 4, 5),
         ]
-        assert memory_measure.identify_calls(windows, ["None0", "None1", "None2"]) == [
-            ("key", 2, 3)
+        more = {"None0": [first], "None1": [second], "None2": [first]}
+        assert identify(windows, more) == [("key", 2, 3)]
+
+    def test_backwards_without_a_key_are_not_identified_among_several_forwards(self) -> None:
+        kinds = ("forward", "backward", "forward", "backward")
+        plans = {
+            f"None{i}": [dataclasses.replace(plan(()), kind=kind)] for i, kind in enumerate(kinds)
+        }
+        windows = [("None", time, time + 1) for time in range(4)]
+        assert memory_measure.identify_calls(windows, plans) == []
+        pair = dict(list(plans.items())[:2])
+        assert memory_measure.identify_calls(windows[:2], pair) == [
+            ("None0", 0, 1),
+            ("None1", 1, 2),
         ]
