@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import subprocess
 import zipfile
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._inductor
@@ -13,6 +15,7 @@ from torch._inductor.utils import run_and_get_cpp_code
 
 import inductor_ext
 from inductor_ext.cpp_wrapper.build import artifact
+from inductor_ext.cpp_wrapper.cache import cache
 
 
 class Tied(torch.nn.Module):
@@ -35,8 +38,21 @@ class Tied(torch.nn.Module):
         return both * self.calls[0]
 
 
+def uncached_packages() -> contextlib.AbstractContextManager[object]:
+    """Compile packages even if the cache has them, with the runtime and headers from the cache.
+
+    The setting `artifact_cache` and torch's `force_disable_caches` would compile these as well.
+    """
+    return mock.patch.object(cache, "_find_obstacle", return_value="compiled by a test")
+
+
 class Built:
-    """A package, with its library and sources taken out."""
+    """A package, with its library and sources taken out.
+
+    It is compiled each time: a package from the cache would come without generated code. The
+    runtime and the precompiled headers are those that all models share, unless `artifact_cache` is
+    False.
+    """
 
     def __init__(
         self,
@@ -47,13 +63,13 @@ class Built:
     ) -> None:
         self.model, self.inputs = model, inputs
         self.path = str(folder / "m.pt2")
-        with artifact.collecting() as artifacts:
+        with artifact.collecting() as artifacts, uncached_packages():
             program = torch.export.export(model, inputs)
             _, self.code = run_and_get_cpp_code(
                 inductor_ext.aoti_compile_and_package,
                 program,
                 package_path=self.path,
-                inductor_configs={"artifact_cache": False, **options},
+                inductor_configs=options,
             )
         assert artifacts == []
         self.loaded = inductor_ext.load(self.path)

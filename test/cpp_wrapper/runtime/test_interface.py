@@ -111,7 +111,11 @@ class TestExternalConstants:
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 return torch.nn.functional.linear(x, self.linear.weight.exp(), self.linear.bias)
 
-        options = {"aot_inductor.use_runtime_constant_folding": folding}
+        options = {
+            "aot_inductor.use_runtime_constant_folding": folding,
+            # With the cache disabled, the runtime is compiled too, and no header is precompiled.
+            "artifact_cache": folding,
+        }
         built = Built(tmp_path, Scaled(), x, **options)
         (model,) = built.loaded.manifest.models.values()
         other = {
