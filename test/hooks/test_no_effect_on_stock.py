@@ -18,6 +18,7 @@ import pytest
 from inductor_ext import _compat
 from inductor_ext.hooks import registry
 from inductor_ext.hooks.hook_table import HOOKS
+from inductor_ext.storage import paths
 
 
 class Scenarios:
@@ -35,6 +36,8 @@ class Scenarios:
                 "TORCHINDUCTOR_CACHE_DIR": str(folder),
                 # Skips the check of the CPU by the C++ compiler, 10 s in a new cache folder.
                 "TORCHINDUCTOR_VEC_ISA_OK": "1",
+                # Shares the runtime of AOT artifacts, which takes most of the time of a small one.
+                "INDUCTOR_EXT_ARTIFACT_CACHE_DIR": str(paths.artifact_folder()),
             }
             done = subprocess.run(
                 [sys.executable, "-m", "test.support.children.switch_probe", scenario, str(folder)],

@@ -126,7 +126,9 @@ def scenario_replacements(folder: str) -> dict[str, Any]:
     x = torch.randn(4, 8)
     program = torch.export.export(torch.nn.Linear(8, 8), (x,))
     path = os.path.join(folder, "model.pt2")
-    inductor_ext.aoti_compile_and_package(program, package_path=path)
+    # A package from the cache would install no hooks.
+    with torch.compiler.config.patch(force_disable_caches=True):
+        inductor_ext.aoti_compile_and_package(program, package_path=path)
 
     def is_ours(value: Any) -> bool:
         # Reading attributes of other objects of torch may initialize a device.
