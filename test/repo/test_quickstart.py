@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 from benchmarks.harness import results
 from examples import quickstart, sentence_encoder
 from inductor_ext import exc
+from inductor_ext.storage import paths
 
 REQUIREMENTS = results.CHECKOUT / "requirements" / "demo.txt"
 
@@ -271,9 +273,16 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
     script = Path(quickstart.__file__).relative_to(results.CHECKOUT)
     arguments = ["--text", str(text), "--rounds", "1", "--layers", "1"]
     arguments += ["--json-out", str(tmp_path / "out")]
+    environment = {
+        **os.environ,
+        # The variants' empty caches would compile the check of the CPU and the runtime again.
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        "INDUCTOR_EXT_ARTIFACT_CACHE_DIR": str(paths.artifact_folder()),
+    }
     run = subprocess.run(
         [sys.executable, str(script), *arguments],
         cwd=results.CHECKOUT,
+        env=environment,
         capture_output=True,
         text=True,
     )
