@@ -34,6 +34,10 @@ _TORCH_CONFIGS = (
 )
 _made_cache = pytest.StashKey[str]()
 
+# Inductor starts a process in each process that compiles C++, which checks that this CPU runs the
+# compiled code.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 # Set when this file is imported, before conftest.py files of subfolders import torch, which sets
 # the variable. The workers of pytest-xdist inherit it and so share the folder; a variable that the
 # caller has set is kept.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,8 @@ def run_ranks(
 ) -> list[dict[str, dict[str, float]]]:
     """Return what `children.fsdp_step` measures, by rank and name."""
     child = [sys.executable, "-m", "test.support.children.fsdp_step"]
-    # Skips a process in each rank, which checks that this CPU runs compiled code.
-    environment = {**os.environ, "TORCHINDUCTOR_VEC_ISA_OK": "1"}
     processes = [
-        subprocess.Popen(
-            [*child, str(rank), str(ranks), device, str(folder), *names], env=environment
-        )
+        subprocess.Popen([*child, str(rank), str(ranks), device, str(folder), *names])
         for rank in range(ranks)
     ]
     try:
