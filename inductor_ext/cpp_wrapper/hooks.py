@@ -62,7 +62,8 @@ HOOKS = (
         (_CPP,),
         "cpp_wrapper.codegen.cpp_wrapper",
         "Generates the code around a model: its description instead of torch's model class, input "
-        "checks, and copies back to inputs that were copied for alignment.",
+        "checks, names of sizes in the messages of asserts, and copies back to inputs that were "
+        "copied for alignment.",
         relies_on=(
             f"{_CPP}.write_header",
             f"{_CPP}.write_wrapper_decl",
@@ -74,6 +75,8 @@ HOOKS = (
             f"{_CPP}.codegen_inputs",
             f"{_CPP}.generate_input_output_runtime_checks",
             f"{_CPP}.finalize_prefix",
+            f"{_CPP}.writeline",
+            "torch._inductor.ir.AssertScalar.codegen",
             f"{_CPP}.header",
             f"{_CPP}.prefix",
         ),

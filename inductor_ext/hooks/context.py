@@ -48,6 +48,8 @@ class CompileContext:
     """The `Signature` of the exported program (`cpp_wrapper.signature`); None if there is none."""
     symbol_ranges: Mapping[Any, Any] | None = None
     """Ranges of symbols that `torch.export` recorded on the module (`signature.from_graph`)."""
+    dim_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Names of sizes by symbol, from `torch.export.Dim` (`signature.dim_names`)."""
     folding: Any = None
     """The `Recorder` of folded constants (`cpp_wrapper.codegen.frozen_constants`); None in a JIT
     compile."""

@@ -153,7 +153,8 @@ def find_input_dimensions(wrapper: Any, symbol: sympy.Symbol) -> tuple[InputDime
 def _describe_symbol(wrapper: Any, symbol: sympy.Symbol) -> str:
     """Return what a symbol is: a size of an input if possible."""
     first = next(iter(find_input_dimensions(wrapper, symbol)), None)
-    return str(symbol) if first is None else f"{symbol} ({first.describe()})"
+    name = context.current().dim_names.get(symbol.name, symbol.name)
+    return name if first is None else f"{name} ({first.describe()})"
 
 
 def _write_python(

@@ -221,6 +221,8 @@ def _serialize_symbols(env: Any) -> Any:
     return (
         table("var_to_range"),
         table("replacements"),
+        # Names of sizes, which signatures show.
+        table("source_name_to_debug_name"),
         # The size hints, which determine the tuning of kernels.
         sorted((str(symbol), str(value)) for symbol, value in _compat.symbol_hints(env).items()),
         [table(name) for name in ("unbacked_var_to_val", "var_to_hint_override")],

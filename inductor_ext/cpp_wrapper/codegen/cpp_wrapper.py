@@ -31,6 +31,7 @@ from inductor_ext.cpp_wrapper.codegen.model_info import ModelInfo
 from inductor_ext.cpp_wrapper.codegen.split_units import Section
 from inductor_ext.cpp_wrapper.signature import from_graph
 from inductor_ext.cpp_wrapper.signature.conditions import add_guards
+from inductor_ext.cpp_wrapper.signature.dim_names import rename_in_assert, rename_symbols
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
 from inductor_ext.hooks.wrapper_codegen import call_decorators
@@ -270,6 +271,12 @@ class AotWrapper:
         )
         _mark(self.prefix, Section.HEAD)
 
+    def writeline(self: Any, line: Any) -> None:
+        """Write a line, with the names of sizes in the message of an assert."""
+        if isinstance(line, str):
+            line = rename_in_assert(line, context.current().dim_names)
+        super().writeline(line)  # type: ignore[misc]
+
     # --- mutated inputs ---------------------------------------------------------------------------
 
     def codegen_inputs(self: Any) -> None:
@@ -331,7 +338,8 @@ class AotWrapper:
         graph = V.graph
         info = ModelInfo(graph, self.device, bool(_operators_of_folding(graph)))
         self.weights_plan = info.weights_plan
-        self.model_signature = _current_signature()
+        signature, names = _current_signature(), context.current().dim_names
+        self.model_signature = rename_symbols(signature, names)
         _mark(self.prefix, Section.FIRST)
         checks_inputs = self.settings.aot_check_inputs
         info.write(self.prefix, self.model_signature if checks_inputs else None)

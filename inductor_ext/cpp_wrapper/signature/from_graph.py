@@ -16,7 +16,11 @@ import sympy  # type: ignore[import-untyped]
 
 from inductor_ext.cpp_wrapper.signature import expression, from_export
 from inductor_ext.cpp_wrapper.signature.conditions import add_guards
-from inductor_ext.cpp_wrapper.signature.guard_filter import ignore_performance_guards
+from inductor_ext.cpp_wrapper.signature.dim_names import read_dim_names
+from inductor_ext.cpp_wrapper.signature.guard_filter import (
+    find_shape_environment,
+    ignore_performance_guards,
+)
 from inductor_ext.cpp_wrapper.signature.signature import (
     ConstantOutput,
     Extent,
@@ -33,13 +37,22 @@ from inductor_ext.hooks import context
 
 @contextlib.contextmanager
 def use_exported_ranges(module: Any) -> Iterator[None]:
-    """Use a module's exported symbol ranges, and keep performance-only guards out of its compile.
+    """Use what torch.export recorded about a module's symbols: their ranges and their names.
+
+    Performance-only guards are kept out of its compile.
 
     The shape environment's range of a symbol starts at 2 where the user's starts at 0, and a guard
     about which variant is faster narrows it further.
     """
     ranges = dict(getattr(module, "range_constraints", None) or {})
-    with context.enter(symbol_ranges=ranges), ignore_performance_guards(module):
+    environment = find_shape_environment(
+        node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")
+    )
+    names = read_dim_names(environment) if environment is not None else {}
+    with (
+        context.enter(symbol_ranges=ranges, dim_names=names),
+        ignore_performance_guards(module),
+    ):
         yield
 
 
