@@ -384,8 +384,9 @@ class UnknownNodeError(InductorExtError):
         "{why}."
     )
     remedy = (
-        "Before loading the package, register the class as it was registered for the export, with "
-        "torch.export.register_dataclass or torch.utils._pytree.register_pytree_node."
+        "Before loading the package, import the module that registers the class, or register it as "
+        "for the export, with torch.export.register_dataclass or "
+        "torch.utils._pytree.register_pytree_node."
     )
 
 

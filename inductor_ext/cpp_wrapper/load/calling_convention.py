@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper.load.result_record import replace_unregistered
 from inductor_ext.cpp_wrapper.signature import signature as signatures
 
 _Flatten = Callable[[Any, list[torch.Tensor]], None]
@@ -58,9 +59,10 @@ class Convention:
         Raises:
             exc.BadPackageError: a structure cannot be read or contradicts the signature.
             exc.UnknownNodeError: a structure has a class that is not registered with pytree in this
-                process.
+                process, and for which there is no replacement (`result_record`).
         """
-        inputs, outputs = _load_spec(in_spec, path), _load_spec(out_spec, path)
+        classes = signature.result_classes if signature is not None else ()
+        inputs, outputs = _load_spec(in_spec, path), _load_spec(out_spec, path, classes)
         arguments = inputs.children() if not inputs.is_leaf() else []
         if (
             inputs.type is not tuple
@@ -94,9 +96,14 @@ class Convention:
         self.plain = inputs.num_leaves if bare else -1
 
 
-def _load_spec(spec: str, path: str) -> pytree.TreeSpec:
+def _load_spec(
+    spec: str, path: str, classes: Sequence[signatures.ResultClass] = ()
+) -> pytree.TreeSpec:
     try:
-        loaded: pytree.TreeSpec = pytree.treespec_loads(spec)
+        try:
+            loaded: pytree.TreeSpec = pytree.treespec_loads(spec)
+        except NotImplementedError:
+            loaded = pytree.treespec_loads(replace_unregistered(spec, classes, path))
     except NotImplementedError as error:
         raise exc.UnknownNodeError(path=path, why=str(error).rstrip(".")) from None
     except Exception as error:

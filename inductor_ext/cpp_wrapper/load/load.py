@@ -73,8 +73,8 @@ def load(
         exc.ModelNotFoundError: the package has no model of this name.
         exc.SourcesOnlyError: the package has the model's sources, but no library.
         exc.ArtifactLoadError: the library or the weights cannot be loaded.
-        exc.UnknownNodeError: an input or output has a class that is not registered with pytree in
-            this process.
+        exc.UnknownNodeError: an input has a class that is not registered with pytree in this
+            process, or an output has one that cannot be replaced (`result_record`).
         exc.BadOptionError: `num_runners` is not a positive integer, or `path` is neither a path nor
             a readable and seekable buffer.
     """

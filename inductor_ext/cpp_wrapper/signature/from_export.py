@@ -34,6 +34,7 @@ from inductor_ext import exc
 from inductor_ext.cpp_wrapper.signature import expression
 from inductor_ext.cpp_wrapper.signature.conditions import add_conditions, intersect
 from inductor_ext.cpp_wrapper.signature.guard_filter import find_shape_environment, list_guards
+from inductor_ext.cpp_wrapper.signature.result_classes import find_result_classes
 from inductor_ext.cpp_wrapper.signature.signature import (
     ConstantInput,
     ConstantOutput,
@@ -88,6 +89,7 @@ def derive_signature(program: ExportedProgram) -> Signature:
         symbols=_list_symbols(program, inputs),
         in_spec=_dump_spec(program.call_spec.in_spec),
         out_spec=_dump_spec(program.call_spec.out_spec),
+        result_classes=find_result_classes(program.call_spec.out_spec),
     )
     environment = find_shape_environment(node.meta.get("val") for node in placeholders)
     unclear: list[str] = []

@@ -126,6 +126,23 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultClass:
+    """The class of a node of the result that is registered with pytree."""
+
+    type: str
+    """Name in the serialized pytree spec."""
+    module: str
+    name: str
+    """Qualified name in its module."""
+    keys: tuple[str, ...]
+    """Names of its values, in the order of the spec; empty if unknown."""
+    absent: tuple[str, ...] = ()
+    """Names of its fields that are None and not in the spec."""
+    is_tuple: bool = False
+    """Whether it is a named tuple."""
+
+
+@dataclass(frozen=True, slots=True)
 class Signature:
     """Inputs and outputs in flat order, and the constraints on their sizes."""
 
@@ -141,6 +158,9 @@ class Signature:
     """Pytree spec of `(args, kwargs)`, as torch.utils._pytree.treespec_dumps writes it."""
     out_spec: str = ""
     """Pytree spec of the result, in the same format."""
+    result_classes: tuple[ResultClass, ...] = field(default=(), metadata={OPTIONAL: True})
+    """Classes registered with pytree in the result, by node in pre-order (see `result_classes`).
+    Empty in packages of earlier versions."""
 
     @property
     def tensors(self) -> tuple[TensorInput | SymbolInput, ...]:
