@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from inductor_ext import events, settings
 from inductor_ext.cpp_wrapper.build import cmake_project, compiler, gpu_code
-from inductor_ext.cpp_wrapper.codegen import extern_nodes, model_info, split_units, weights_layout
+from inductor_ext.cpp_wrapper.codegen import (
+    extern_nodes,
+    index_inputs,
+    model_info,
+    split_units,
+    weights_layout,
+)
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
 from inductor_ext.storage.atomic import atomic_write
@@ -48,6 +54,8 @@ class Artifact:
     signature: Signature
     kernels: tuple[str, ...]
     """Names of the generated kernels."""
+    index_inputs: Mapping[str, Mapping[str, str]]
+    """The result of `index_inputs.find_index_inputs`."""
     constants: dict[str, torch.Tensor]
     """Constants with a value, by their name in the generated code."""
     fqns: dict[str, str]
@@ -307,6 +315,18 @@ class ArtifactBuilder:
         information = torch._inductor.debug.create_kernel_information_json()
         self.files.append(_write_text(path, json.dumps(information, indent=4)))
 
+    def _find_index_inputs(self) -> Mapping[str, Mapping[str, str]]:
+        if "kernel" not in self.sources:
+            return {}
+        tensors = self.graph.wrapper_code.model_signature.tensors
+        names = {
+            variable: tensor.name
+            for variable, tensor in zip(self.graph.graph_inputs, tensors, strict=True)
+            if variable not in self.graph.mutated_inputs
+        }
+        kernel_code, wrapper_code = (self.sources[kind][1] for kind in ("kernel", "wrapper"))
+        return index_inputs.find_index_inputs(kernel_code, wrapper_code, names)
+
     def result(self) -> list[Any] | str:
         """Report the artifact to `collecting`, and return what `compile_artifact` returns."""
         from torch._inductor import config
@@ -322,6 +342,7 @@ class ArtifactBuilder:
                     plan=self.plan,
                     signature=graph.wrapper_code.model_signature,
                     kernels=tuple(sorted(gpu_code.kernel_names(graph))),
+                    index_inputs=self._find_index_inputs(),
                     constants=self.constants,
                     fqns=names,
                     frozen=tuple(dict(model_info.frozen_uses(graph))),

@@ -272,6 +272,9 @@ class Model(LoadedModel):
         self._metadata = metadata
         fqns = runner.get_constant_names_to_original_fqns()
         described = content.models[name]
+        self._index_inputs = {
+            kernel.name: kernel.index_inputs for kernel in described.kernels if kernel.index_inputs
+        }
         self._rules = ConstantRules(
             fqns, described.constants, device, described.frozen, described.state
         )
@@ -295,7 +298,10 @@ class Model(LoadedModel):
 
     def _run_error(self, why: str) -> exc.ArtifactRunError:
         details = self._library.last_error_details()
-        return exc.ArtifactRunError(why=_describe_index_error(why), details=details)
+        raised = re.match(r"Exception raised from (\w+) at ", details)
+        inputs = self._index_inputs.get(raised[1], {}) if raised else {}
+        why = _describe_index_error(why, inputs.get(why))
+        return exc.ArtifactRunError(why=why, details=details)
 
     def get_metadata(self) -> dict[str, str]:
         return dict(self._metadata)
@@ -347,10 +353,18 @@ class Model(LoadedModel):
         self._runner.free_inactive_constant_buffer()
 
 
-def _describe_index_error(why: str) -> str:
-    """Replace the expression of a failed check of an index by the size that it must be below."""
+def _describe_index_error(why: str, source: str | None) -> str:
+    """Replace the expression of a failed check of an index by the size that it must be below.
+
+    Args:
+        why: the text of the error.
+        source: the input that the index comes from; None if that is not known.
+    """
     match = re.fullmatch(r"index out of bounds: 0 <= \w+ < (\d+)L*", why)
-    return f"An index is out of bounds for a dimension of size {match[1]}" if match else why
+    if match is None:
+        return why
+    index = "An index" if source is None else f"An index from input '{source}'"
+    return f"{index} is out of bounds for a dimension of size {match[1]}"
 
 
 class InductorModel(LoadedModel):

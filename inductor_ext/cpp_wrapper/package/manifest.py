@@ -85,6 +85,11 @@ class Kernel:
     operators: tuple[str, ...] = ()
     """Operators of the exported graph that the kernel computes."""
     device: str = "cpu"
+    index_inputs: Mapping[str, str] | None = dataclasses.field(
+        default=None, metadata={OPTIONAL: True}
+    )
+    """By message of a check in the kernel that reports an index as out of bounds: the name of the
+    input that the index comes from. Only of checks for which that is known."""
     more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
 
 

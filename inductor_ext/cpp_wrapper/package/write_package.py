@@ -199,7 +199,10 @@ def _describe_model(
         state=state_names.find_constants(program, {*artifact.fqns.values(), *artifact.frozen}),
         kernels=tuple(
             manifest.Kernel(
-                name=kernel, operators=_list_operators(kernel), device=artifact.device_type
+                name=kernel,
+                operators=_list_operators(kernel),
+                device=artifact.device_type,
+                index_inputs=artifact.index_inputs.get(kernel),
             )
             for kernel in artifact.kernels
         ),

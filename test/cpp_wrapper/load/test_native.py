@@ -103,7 +103,8 @@ def test_calls_and_updates_have_the_code_of_their_reason(path: str) -> None:
     message = str(caught.value)
     assert "\n" not in message
     assert ".cpp" not in message
-    assert message == "An index is out of bounds for a dimension of size 10."
+    expected = "An index from input 'batch['ids'][0]' is out of bounds for a dimension of size 10."
+    assert message == expected
     assert re.match(r"Exception raised from \w+ at .*\.cpp:\d+", caught.value.details)
     assert pickle.loads(pickle.dumps(caught.value)).details == caught.value.details
     args[0]["ids"][0] = torch.tensor([1, 2, 3])
