@@ -188,7 +188,9 @@ def test_errors_show_names(package: str) -> None:
         with pytest.raises(exc.InputMismatchError) as caught:
             model(*args)
         assert message in str(caught.value)
-    with pytest.raises(exc.ArtifactRunError, match=r"Expected u\d+ <= length but received 10"):
+    # Inductor reports the value of one of the symbols.
+    message = r"Expected u\d+ <= length but received (10|9)"
+    with pytest.raises(exc.ArtifactRunError, match=message):
         model(X, Y, torch.tensor(10))
 
 
