@@ -273,9 +273,8 @@ class AotWrapper:
 
     def writeline(self: Any, line: Any) -> None:
         """Write a line, with the names of sizes in the message of an assert."""
-        names = context.current().dim_names
-        if names and isinstance(line, str):
-            line = rename_in_assert(line, names)
+        if isinstance(line, str):
+            line = rename_in_assert(line, context.current().dim_names)
         super().writeline(line)  # type: ignore[misc]
 
     # --- mutated inputs ---------------------------------------------------------------------------
