@@ -15,6 +15,10 @@ VENV ?= .venv
 TORCH ?= $(shell cat requirements/torch.txt)
 TEST_ARGS ?= -n 2 --dist loadgroup --no-loadscope-reorder
 
+# Packages are installed without bytecode. Each of the several hundred processes of the tests would
+# compile the modules of torch that it imports, more than 10 s of work on a slow machine.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The stamp is written last and carries the torch in its name, so that another TORCH is noticed.
 READY := $(VENV)/.ready-$(subst /,_,$(TORCH))
 BIN := $(VENV)/bin
