@@ -5,6 +5,7 @@ The stand-ins record how they are called; nothing is downloaded or built.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -141,12 +142,20 @@ def test_a_python_without_pins_is_refused(checkout: Path) -> None:
     assert not (checkout / ".venv" / "bin").exists()
 
 
-def run_ci(folder: Path, *failing: str) -> subprocess.CompletedProcess[str]:
-    """.ci/run with a stand-in for make, in which the named goals fail."""
+def run_ci(folder: Path, *failing: str, test: str = "") -> subprocess.CompletedProcess[str]:
+    """.ci/run with a stand-in for make, in which the named goals fail.
+
+    Args:
+        test: a shell command that the goal `test` runs.
+    """
     stand_in = folder / "make"
     stand_in.write_text(
         f"""#!/bin/bash
 echo "called $*" | sed "s|$CI_VENVS|VENVS|"
+if [ "$1" = test ]; then
+  :
+  {test}
+fi
 if [[ " {" ".join(failing)} " == *" $1 "* ]]; then
   echo "no space" >&2
   exit 1
@@ -158,7 +167,7 @@ fi
         ["bash", ".ci/run"],
         cwd=ROOT,
         env={
-            **os.environ,
+            **{k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"},
             "PATH": f"{folder}:{os.environ['PATH']}",
             "CI_VENVS": str(folder / "venvs"),
         },
@@ -205,6 +214,43 @@ def test_a_kept_environment_is_brought_up_to_date(tmp_path: Path) -> None:
     stamp.touch()
     assert run_ci(tmp_path).returncode == 0
     assert not stamp.exists()
+
+
+class TestLibraries:
+    """Libraries of generated C++ that are kept between runs."""
+
+    COMPILE = """
+        folder=${TORCHINDUCTOR_CACHE_DIR:-none}
+        echo "found $(cd $folder 2>/dev/null && find . -type f | sort | tr '\n' ' ')"
+        mkdir -p $folder/ab $folder/fxgraph && cd $folder
+        touch ab/x.main.cpp ab/x.main.so ab/x.py fxgraph/y"""
+
+    def found(self, folder: Path, test: str = COMPILE) -> str:
+        """The files that the tests of a run find in the cache folder of Inductor."""
+        lines = run_ci(folder, test=test).stdout.splitlines()
+        return next(line for line in lines if line.startswith("found")).strip()
+
+    def test_libraries_are_kept_and_all_else_is_removed(self, tmp_path: Path) -> None:
+        assert self.found(tmp_path) == "found"
+        assert self.found(tmp_path) == "found ./ab/x.main.cpp ./ab/x.main.so"
+        kept = [path.name for path in (tmp_path / "venvs" / "libraries").rglob("*.*")]
+        assert sorted(kept) == ["x.main.cpp", "x.main.so"]
+
+    def test_none_of_a_killed_run_or_of_another_compiler(self, tmp_path: Path) -> None:
+        stamp = tmp_path / "venvs" / "libraries.stamp"
+        self.found(tmp_path)
+        assert stamp.read_text().startswith((ROOT / "requirements/torch.txt").read_text().strip())
+        assert self.found(tmp_path, f"{self.COMPILE}\n kill -9 $PPID") != "found"
+        assert not stamp.exists()
+        assert self.found(tmp_path) == "found"
+        stamp.write_text("torch==2.1.0, g++ 5")
+        assert self.found(tmp_path) == "found"
+
+    def test_runs_at_the_same_time_do_not_share_them(self, tmp_path: Path) -> None:
+        self.found(tmp_path)
+        with (tmp_path / "venvs" / "libraries.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert self.found(tmp_path, 'echo "found ${TORCHINDUCTOR_CACHE_DIR:-}"') == "found"
 
 
 def test_an_unwritable_folder_is_not_a_failure(tmp_path: Path) -> None:
