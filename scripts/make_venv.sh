@@ -47,8 +47,9 @@ sys.exit(not any(name.startswith("triton") for name in metadata.requires("torch"
 
 step "$torch"
 install "$torch" -c "$root/requirements/tools.txt"
-step "tests, lint and demo"
-install --no-deps -r "$root/requirements/tools.txt" -r "$root/requirements/demo.txt"
+step "tests, lint, demo and examples"
+install --no-deps -r "$root/requirements/tools.txt" -r "$root/requirements/demo.txt" \
+  -r "$root/requirements/examples.txt"
 if "$venv/bin/python" -c "$requires_triton"; then
   step "keeping the Triton that torch requires"
 else
