@@ -190,6 +190,19 @@ def _reset_dynamo() -> None:
         dynamo.reset()
 
 
+@pytest.fixture(autouse=True)
+def kernels_together(request: pytest.FixtureRequest, isolated: None) -> Iterator[None]:
+    """Compile the C++ kernels of a graph in one unit, which takes much less time."""
+    imported = "torch._inductor.async_compile" in sys.modules
+    if not imported or request.node.get_closest_marker("separate_kernels"):
+        yield
+        return
+    from test.support import quick_compiler
+
+    with quick_compiler.kernels_together():
+        yield
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Two threads of torch, whatever the machine has: kernels have parallel loops."""

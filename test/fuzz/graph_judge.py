@@ -29,12 +29,12 @@ from torch._inductor import config as inductor_config
 
 import inductor_ext
 from inductor_ext import exc
-from test.fuzz import quick_compiler
 from test.fuzz.graph_compare import find_difference
 from test.fuzz.graph_generator import generate, mode_of
 from test.fuzz.graph_programs import Observer, Program, Run
 from test.fuzz.op_sweep_compare import reason
 from test.fuzz.workers import Announce
+from test.support import quick_compiler
 
 WAYS = ("stock", "compile", "cpp_wrapper", "package")
 """How programs are compiled: "stock" is Inductor (default) by torch.compile, the others ours."""

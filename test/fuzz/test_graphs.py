@@ -23,12 +23,12 @@ from test.fuzz import (
     graph_shrink,
     graphs,
     memory_programs,
-    quick_compiler,
     workers,
 )
 from test.fuzz.graph_generator import BATCH, MODES, generate, is_reproducible, mode_of
 from test.fuzz.graph_judge import Build, Outcome, Result, Task, Verdict
 from test.fuzz.graph_programs import Input, Observer, Program, Run, run_eager
+from test.support import quick_compiler
 
 SEEDS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("cpp_wrapper", (16, 17, 19, 20, 21, 22, 35, 36, 48, 49, 51, 52, 65, 67, 69)),

@@ -17,7 +17,7 @@ from inductor_ext import events, exc
 from inductor_ext.memory import budget_search
 from inductor_ext.memory.budget_search import MemoryBudgetRecord
 from inductor_ext.memory.records import MemoryPlanRecord
-from test.fuzz import quick_compiler
+from test.support import quick_compiler
 from test.support.memory_compiles import compiled, planning
 
 WIDTH, TOKENS = 32, 24

@@ -217,6 +217,9 @@ def test_a_kept_environment_is_brought_up_to_date(tmp_path: Path) -> None:
     assert not stamp.exists()
 
 
+FOLDER = "libraries-" + (ROOT / "requirements/torch.txt").read_text().strip().replace("==", "-")
+
+
 class TestLibraries:
     """Libraries of generated C++ that are kept between runs."""
 
@@ -234,11 +237,11 @@ class TestLibraries:
     def test_libraries_are_kept_and_all_else_is_removed(self, tmp_path: Path) -> None:
         assert self.found(tmp_path) == "found"
         assert self.found(tmp_path) == "found ./ab/x.main.cpp ./ab/x.main.so"
-        kept = [path.name for path in (tmp_path / "venvs" / "libraries").rglob("*.*")]
+        kept = [path.name for path in (tmp_path / "venvs" / FOLDER).rglob("*.main.*")]
         assert sorted(kept) == ["x.main.cpp", "x.main.so"]
 
     def test_none_of_a_killed_run_or_of_another_compiler(self, tmp_path: Path) -> None:
-        stamp = tmp_path / "venvs" / "libraries.stamp"
+        stamp = tmp_path / "venvs" / f"{FOLDER}.stamp"
         self.found(tmp_path)
         assert stamp.read_text().startswith((ROOT / "requirements/torch.txt").read_text().strip())
         assert self.found(tmp_path, f"{self.COMPILE}\n kill -9 $PPID") != "found"
@@ -249,7 +252,7 @@ class TestLibraries:
 
     def test_runs_at_the_same_time_do_not_share_them(self, tmp_path: Path) -> None:
         self.found(tmp_path)
-        with (tmp_path / "venvs" / "libraries.lock").open() as lock:
+        with (tmp_path / "venvs" / f"{FOLDER}.lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             assert self.found(tmp_path, 'echo "found ${TORCHINDUCTOR_CACHE_DIR:-}"') == "found"
 

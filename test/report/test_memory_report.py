@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -116,8 +117,9 @@ class TestCompiled:
         assert any(row.module.endswith("up") for row in rows)
 
         # Settings of other tests in this process may be part of its keys: a separate process fills
-        # the cache for the next one.
+        # a cache for the next one.
         filled = self.in_another_process(tmp_path)
+        assert filled["caches"] == ["miss", "miss"]
         cached = self.in_another_process(tmp_path)
         assert (cached["events"], cached["caches"]) == (["compile"], ["hit"])
         assert cached["report"] == filled["report"]
@@ -142,9 +144,11 @@ class TestCompiled:
                 "-Wignore",
                 "-m",
                 "test.support.children.memory_report",
-                str(folder),
+                str(folder / "elsewhere"),
             ],
             cwd=CHECKOUT,
+            # Other tests use their folder meanwhile.
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")},
             capture_output=True,
             text=True,
         )
