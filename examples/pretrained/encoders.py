@@ -14,14 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from transformers import (
-    BertConfig,
-    BertModel,
-    ViTConfig,
-    ViTModel,
-    WhisperConfig,
-    WhisperModel,
-)
+from transformers import BertConfig, BertModel, ViTConfig, ViTModel, WhisperConfig, WhisperModel
 
 Inputs = dict[str, torch.Tensor]
 
