@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
+
 CACHE_SUITE = """
 import os
 
@@ -89,7 +91,7 @@ def pytest_collection_finish(session):
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Path:
-    shutil.copy(Path(__file__).parents[1] / "conftest.py", tmp_path)
+    shutil.copy(ROOT / "test" / "conftest.py", tmp_path)
     (tmp_path / "test_cache.py").write_text(CACHE_SUITE)
     (tmp_path / "test_activation.py").write_text(ACTIVATION_SUITE)
     (tmp_path / "test_gpu.py").write_text(GPU_SUITE)
@@ -105,7 +107,8 @@ def run_pytest(suite: Path, *arguments: str, **environment: str) -> str:
     process = subprocess.run(
         [sys.executable, "-m", "pytest", "-rs", "-s", *arguments],
         cwd=suite,
-        env={**inherited, "CUDA_VISIBLE_DEVICES": "", **environment},
+        # The copy of conftest.py imports from test/support.
+        env={**inherited, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), **environment},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -181,14 +184,13 @@ def test_smoke_entries_mark_tests(suite: Path) -> None:
 
 
 def test_the_smoke_list_names_enough_existing_tests() -> None:
-    root = Path(__file__).parents[2]
-    entries = (root / "test" / "smoke.txt").read_text().splitlines()
+    entries = (ROOT / "test" / "smoke.txt").read_text().splitlines()
     entries = [line for line in entries if line and not line.startswith("#")]
     assert len(set(entries)) == len(entries)
     functions = 0
     for entry in entries:
         file, *names = entry.split("::")
-        scope: ast.AST = ast.parse((root / file).read_text())
+        scope: ast.AST = ast.parse((ROOT / file).read_text())
         for name in names:
             scope = next(
                 node
@@ -206,17 +208,16 @@ def test_the_smoke_list_names_enough_existing_tests() -> None:
 
 
 def test_make_smoke_runs_the_files_of_the_list() -> None:
-    root = Path(__file__).parents[2]
     listed = {
         line.split("::")[0]
-        for line in (root / "test" / "smoke.txt").read_text().splitlines()
+        for line in (ROOT / "test" / "smoke.txt").read_text().splitlines()
         if line.startswith("test")
     }
     # As if the environment existed, whatever its pins.
     command = ["make", "-n", "-o", "smoke-venv/.ready-none", "smoke", "VENV=smoke-venv"]
     printed = subprocess.run(
         [*command, "TORCH=none"],
-        cwd=root,
+        cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
         capture_output=True,
         text=True,
