@@ -18,14 +18,21 @@ import pytorch_lightning as lightning
 import torch
 
 
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 64), torch.nn.Linear(64, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
 class Regression(lightning.LightningModule):
     """A small network that learns to add the elements of its input."""
 
     def __init__(self, compile_network: bool) -> None:
         super().__init__()
-        self.network = torch.nn.Sequential(
-            torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 1)
-        )
+        self.network = Network()
         if compile_network:
             self.network.compile(backend="inductor_ext")
         self.losses: list[float] = []
