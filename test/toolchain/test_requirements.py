@@ -46,6 +46,7 @@ def test_a_cpu_graph_fails_without_fallback_to_eager(no_compiler: None) -> None:
         compiled(torch.ones(2))
 
 
+@pytest.mark.separate_kernels
 def test_the_disabled_extension_fails_as_inductor_does(no_compiler: None) -> None:
     errors = []
     for backend, options in (("inductor", None), ("inductor_ext", {"enabled": False})):
