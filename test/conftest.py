@@ -192,9 +192,12 @@ def _reset_dynamo() -> None:
 
 @pytest.fixture(autouse=True)
 def kernels_together(request: pytest.FixtureRequest, isolated: None) -> Iterator[None]:
-    """Compile the C++ kernels of a graph in one unit, which takes much less time."""
-    imported = "torch._inductor.async_compile" in sys.modules
-    if not imported or request.node.get_closest_marker("separate_kernels"):
+    """Compile the C++ kernels of a graph in one unit, which takes much less time.
+
+    Graphs of tests on a GPU have few kernels in C++.
+    """
+    marks = {mark.name for mark in request.node.iter_markers()}
+    if marks & {"gpu", "separate_kernels"} or "torch._inductor.async_compile" not in sys.modules:
         yield
         return
     from test.support import quick_compiler
