@@ -14,7 +14,7 @@ worse, and 2 if there is nothing to compare with. `report` summarizes the commit
 from __future__ import annotations
 
 import argparse
-import math
+import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -113,11 +113,10 @@ def summarize(document: results.Document) -> str:
     lines = [f"{document['suite']} on {document['hardware']}, {document['date'][:10]}"]
     ratios: dict[str, list[float]] = {}
     for row in document["rows"]:
-        if row["ours"] and row["stock"]:
-            ratio = row["ours"] / row["stock"]
+        if ratio := results.find_ratio(row):
             ratios.setdefault(f"{row['metric']} ({row['better']} is better)", []).append(ratio)
     for metric, values in ratios.items():
-        mean = math.exp(sum(map(math.log, values)) / len(values))
+        mean = statistics.geometric_mean(values)
         lines.append(
             f"  {metric}: {mean:.3f} of Inductor in {len(values)} cases, "
             f"{min(values):.3f} to {max(values):.3f}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.harness.results import Document, Row
+from benchmarks.harness.results import Document, Row, find_ratio
 
 __all__ = ["Change", "find_changes", "render_changes", "tolerance"]
 
@@ -91,9 +91,7 @@ def _compare(before: Row, after: Row) -> Change | None:
 
 
 def _value(row: Row, relative: bool) -> float | None:
-    if row["ours"] is None:
-        return None
-    return row["ours"] / row["stock"] if relative and row["stock"] else row["ours"]
+    return find_ratio(row) if relative else row["ours"]
 
 
 def _size(change: Change) -> float:

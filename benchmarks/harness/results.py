@@ -39,6 +39,7 @@ __all__ = [
     "InvalidResultError",
     "Row",
     "collect_header",
+    "find_ratio",
     "format_command",
     "make_relative_path",
     "make_row",
@@ -456,10 +457,15 @@ def _format_number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def find_ratio(row: Row) -> float | None:
+    """Return the extension's value over that of Inductor (default); None without both."""
+    return None if row["ours"] is None or not row["stock"] else row["ours"] / row["stock"]
+
+
 def _format_ratio(row: Row) -> str:
-    if row["ours"] is None or not row["stock"]:
+    ratio = find_ratio(row)
+    if ratio is None:
         return ""
-    ratio = row["ours"] / row["stock"]
     noise = row["spread"] is not None and abs(ratio - 1) <= row["spread"]
     return f"{'~' if noise else ''}{ratio:.3f}"
 

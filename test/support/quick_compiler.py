@@ -4,7 +4,7 @@ Most of the time of a small kernel's compile is spent on headers: instantiating 
 takes .8 of 1.3 s even if they are precompiled, and a graph may have dozens of kernels.
 
 - `kernels_together` compiles kernels of the Python wrapper in one unit, at the first call of one of
-  them, with the usual command. conftest.py uses it for all tests.
+  them, with the usual command. conftest.py uses it for tests without a GPU.
 - `quick_compiles` also compiles with `-O1`, and C++ wrappers with a precompiled header. The judges
   of fuzzers use it.
 
