@@ -240,6 +240,20 @@ def scratch_covers_grid() -> bool:
     return scratch is not None and any("grid_0" in line for line in scratch[0])
 
 
+@functools.cache
+def options_are_per_process() -> bool:
+    """Whether a patch of Inductor's options in one thread is seen by all others.
+
+    So it is in torch 2.11. Later releases keep the patches of each thread apart.
+    """
+    from contextvars import ContextVar
+
+    from torch._inductor import config
+
+    entry = next(iter(config._config.values()))  # type: ignore[attr-defined]
+    return not isinstance(entry.user_override, ContextVar)
+
+
 def symbol_hints(shape_env: Any) -> Mapping[Any, Any]:
     """Return the size hints of backed symbols: their values in the example inputs.
 

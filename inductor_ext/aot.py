@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import config, events, exc, options
+from inductor_ext import _compat, config, events, exc, options
 from inductor_ext.cpp_wrapper import program_workarounds
 from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
 from inductor_ext.cpp_wrapper.package import output_path
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.build.artifact import Artifact
 
 _compiling = threading.RLock()
-"""Serializes compiles. Inductor keeps kernels, and torch 2.11 also keeps its configuration, per
-process, so that concurrent compiles could affect each other's results."""
+"""Serializes compiles. Inductor keeps kernels, and torch 2.11 also its options, per process.
+Concurrent compiles could affect each other's results."""
 
 
 def aoti_compile_and_package(
@@ -70,6 +70,19 @@ def aoti_compile_and_package(
     """
     programs = _check_programs(exported_program)
     output_path.check_package_path(package_path)
+    if not _compat.options_are_per_process():
+        return _compile_or_copy(programs, package_path, inductor_configs)
+    # Another compile's options would also get into the key of the artifact cache.
+    with _compiling:
+        return _compile_or_copy(programs, package_path, inductor_configs)
+
+
+def _compile_or_copy(
+    programs: Mapping[str, ExportedProgram],
+    package_path: PackagePath | None,
+    inductor_configs: Mapping[str, Any] | None,
+) -> str | IO[bytes]:
+    """Compile checked programs into a package, or copy it from the cache."""
     extension_options, patches = options.split_options(None, inductor_configs)
     settings = config.snapshot({**(requested() or {}), **extension_options})
     output_path.check_weights_path(settings.aot_weights_file)

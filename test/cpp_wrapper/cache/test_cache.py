@@ -20,7 +20,7 @@ import torch._inductor.config as inductor_config
 from torch.export import Dim, ExportedProgram
 
 import inductor_ext
-from inductor_ext import config, events, settings
+from inductor_ext import aot, config, events, settings
 from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
 from inductor_ext.cpp_wrapper.cache import key
 from inductor_ext.cpp_wrapper.records import ArtifactCacheRecord, PackageRecord
@@ -210,6 +210,67 @@ def test_any_difference_misses(
     assert compiler.calls == len(calls)
     with config.patch(memory_arenas="never"):
         assert state(program, path, compiler) == "miss"
+
+
+class NotedLock:
+    """A lock that calls a function when a thread wants it."""
+
+    def __init__(self, wanted: Callable[[], object]) -> None:
+        self.wanted = wanted
+        self.lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self.wanted()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
+def test_options_of_another_thread_are_not_in_the_key(
+    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a torch whose options are per process, a compile waits for the one that has set them."""
+    programs = [export(seed=seed) for seed in (1, 2)]
+    path = tmp_path / "net.pt2"
+    seconds_turn = threading.Event()
+
+    def proceed() -> None:
+        """The second compile has come as far as it can, or has computed its key."""
+        if threading.current_thread() is second:
+            seconds_turn.set()
+
+    def compute_key(*args: Any) -> str:
+        result = compute(*args)
+        proceed()
+        return result
+
+    def package(_: Any, target: Any, patches: dict[str, Any], *rest: Any) -> str:
+        with aot._compiling, inductor_config.patch(patches):
+            if patches:
+                second.start()
+                assert seconds_turn.wait(timeout=300)
+        pathlib.Path(target).write_bytes(b"package")
+        return os.fspath(target)
+
+    compute = key.compute_key
+    monkeypatch.setattr(key, "compute_key", compute_key)
+    monkeypatch.setattr(aot, "_compiling", NotedLock(proceed))
+    monkeypatch.setattr(aot, "_package", package)
+
+    def compile_second() -> None:
+        inductor_ext.aoti_compile_and_package(programs[1], package_path=path)
+
+    second = threading.Thread(target=compile_second)
+    options = {"max_autotune": True}
+    inductor_ext.aoti_compile_and_package(programs[0], package_path=path, inductor_configs=options)
+    second.join()
+    # Options that this thread has set are not those of a new one.
+    third = threading.Thread(target=compile_second)
+    with events.capture(ArtifactCacheRecord) as records:
+        third.start()
+        third.join()
+    assert [record.state for record in records] == ["hit"]
 
 
 def test_what_the_caller_adds_to_the_key_misses(
