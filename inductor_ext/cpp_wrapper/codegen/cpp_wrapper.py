@@ -273,8 +273,9 @@ class AotWrapper:
 
     def writeline(self: Any, line: Any) -> None:
         """Write a line, with the names of sizes in the message of an assert."""
-        if isinstance(line, str):
-            line = rename_in_assert(line, context.current().dim_names)
+        names = context.current().dim_names
+        if names and isinstance(line, str):
+            line = rename_in_assert(line, names)
         super().writeline(line)  # type: ignore[misc]
 
     # --- mutated inputs ---------------------------------------------------------------------------
