@@ -241,8 +241,9 @@ class Settings:
     aot_isa: Literal["auto", "x86-64-v2", "x86-64-v3", "x86-64-v4"] = _setting(
         "auto",
         "CPU level that AOT packages are compiled for. auto: the highest level that this machine "
-        "supports. The package records its requirements; loading it on a machine that does not "
-        "meet them raises an error.",
+        "supports, tuned for its CPU. With a named level, machines with other CPUs build the same "
+        "package. It records its requirements; loading it on a machine that does not meet them "
+        "raises an error.",
     )
     aot_weights_file: str | None = _setting(
         None,

@@ -154,8 +154,7 @@ class ArtifactBuilder:
                 wrapper_code = wrapper_code.replace(f'"{path}"', f'"{os.path.basename(path)}"')
         # File names include a hash of the content: another model may be compiled, in this process
         # or another, before these files are packaged. Small constants are in the kernel code only.
-        link_command, kernel_key = self.tools.link_command([], ""), self.tools.identity("kernel")
-        content = [wrapper_code, repr(link_command), kernel_key, kernel_code]
+        content = [wrapper_code, self.tools.library_identity(), kernel_code]
         if self.collected is None:
             content += digests(self.constants, self.plan)
         write = functools.partial(_write_source, self.folder, "\0".join(content))
@@ -386,7 +385,8 @@ def _split(program: split_units.Program, whole: compiler.Unit, size: int) -> lis
     for number, text in enumerate(texts):
         source = folder / f"wrapper{number}.cpp"
         source.write_text(text)
-        units.append(dataclasses.replace(whole, source=str(source), object=f"{source}.o"))
+        unit = compiler.Unit(str(source), f"{source}.o", whole.purpose, whole=whole.source)
+        units.append(unit)
     return units
 
 

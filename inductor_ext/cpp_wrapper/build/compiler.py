@@ -57,6 +57,8 @@ class Unit:
     source: str
     object: str
     purpose: Purpose
+    whole: str | None = None
+    """The source of which this is a part."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Compiler:
 
         self.device_type = device_type
         self.settings = values
-        self.target = cpu_target.current()
+        self.target = cpu_target.current(values.aot_isa)
         common: dict[str, Any] = {
             "vec_isa": pick_vec_isa(),
             "device_type": device_type,
@@ -104,6 +106,7 @@ class Compiler:
             *(f"-D{name}" for name in self._definitions(purpose)),
             *self._code_flags(purpose),
             *(f"-I{folder}" for folder in folders),
+            *_shortened_paths(),
         ]
 
     def _definitions(self, purpose: Purpose) -> list[str]:
@@ -141,20 +144,38 @@ class Compiler:
 
     def identity(self, purpose: Purpose) -> str:
         """Return a hex digest of everything but the source that an object depends on."""
+        return _digest(
+            [*self.program, *self._versions(), str(_torch_folder()), *self.compile_flags(purpose)]
+        )
+
+    def library_identity(self) -> str:
+        """Return a hex digest of everything but the sources that a library's content depends on.
+
+        It does not depend on the paths of this machine, unlike `identity`.
+        """
+        paths = ("-L", "-Wl,--version-script=")
+        linking = [flag for flag in self.link_command([], "") if not flag.startswith(paths)]
+        return _digest(
+            [
+                *self._versions(),
+                *self._definitions("kernel"),
+                *self._code_flags("kernel"),
+                *linking[len(self.program) :],
+            ]
+        )
+
+    def _versions(self) -> list[str]:
+        """Return the versions of the compiler and of torch, and the CPU as far as it matters."""
         import torch
         from torch._inductor.cpp_builder import get_compiler_version_info
 
-        parts = [
-            *self.program,
+        return [
             get_compiler_version_info(self.program[-1]),
             torch.__version__,
-            str(pathlib.Path(torch.__file__).parent),
-            *self.compile_flags(purpose),
-            # -mtune=native and similar flags depend on the machine.
+            torch.version.git_version or "",
             *self.target.features,
-            *_cpu_model(),
+            *(_cpu_model() if any("native" in flag for flag in self.target.flags) else ()),
         ]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     # --- builds outside this process --------------------------------------------------------------
 
@@ -229,6 +250,10 @@ class Compiler:
             torch._inductor.exc.CppCompileError: a unit does not compile; contains the compiler's
                 output.
         """
+        # The parts of a source name its lines by the whole one's path. The last match counts: the
+        # parts may be in a folder in the whole one's.
+        sources = [path for unit in units for path in (unit.whole, unit.source) if path]
+        folders = dict.fromkeys(map(os.path.dirname, sources))
         commands = []
         for unit in units:
             header = runtime.headers.get(unit.purpose)
@@ -236,6 +261,7 @@ class Compiler:
                 [
                     *self.program,
                     *self.compile_flags(unit.purpose),
+                    *(_shorten(folder, ".") for folder in folders),
                     *(("-include", header) if header else ()),
                     "-c",
                     unit.source,
@@ -287,7 +313,7 @@ class Compiler:
         purpose: Purpose = "kernel" if kind == "kernel" else "wrapper"
         sources = "" if kind == "kernel" else _runtime_key()
         parts = (kind, _FORMAT, sources, self.device_type, self.identity(purpose))
-        key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        key = _digest(parts)
         if self.settings.artifact_cache:
             store = cache.open_store(self.settings)
             with store.get(key) as folder:
@@ -335,6 +361,29 @@ class Compiler:
         _run(command)
 
 
+def _torch_folder() -> pathlib.Path:
+    import torch
+
+    return pathlib.Path(torch.__file__).parent
+
+
+def _shortened_paths() -> list[str]:
+    """Return flags that shorten the paths in messages of errors.
+
+    They would otherwise differ between machines, and tell where a package was built.
+    """
+    return [_shorten(str(_torch_folder()), "torch"), _shorten(str(RUNTIME), "inductor_ext")]
+
+
+def _shorten(folder: str, name: str) -> str:
+    """Return the flag that shows a folder's path as `name` in the values of `__FILE__`."""
+    return f"-fmacro-prefix-map={folder}={name}"
+
+
+def _digest(parts: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
 @functools.cache
 def _runtime_key() -> str:
     digest = hashlib.sha256()
@@ -353,10 +402,7 @@ def _split(arguments: Sequence[str]) -> list[str]:
 
 def _interface_definitions() -> list[str]:
     """Return the macros that tell interface.cpp about this torch's interface."""
-    import torch
-
-    headers = pathlib.Path(torch.__file__).parent / "include"
-    text = (headers / "torch/csrc/inductor/aoti_runtime/interface.h").read_text()
+    text = (_torch_folder() / "include/torch/csrc/inductor/aoti_runtime/interface.h").read_text()
     return ["INDUCTOR_EXT_CONSTANT_PAIRS"] if "AOTInductorConstantMapEntry" in text else []
 
 

@@ -3,8 +3,8 @@
 Inductor compiles for the machine it runs on (`-march=native`). On x86-64 the extension compiles for
 a level of the psABI (x86-64-v2, v3, v4) plus the features that the vectorized kernels use beyond
 it. The requirements are therefore known, recorded in the compiled model, and checked before it
-runs. Instruction scheduling is tuned for this machine, as in Inductor. The setting `aot_isa`
-selects the level.
+runs. The setting `aot_isa` selects the level. By default it is this machine's highest, and
+instruction scheduling is tuned for this machine, as in Inductor.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ class Target:
     """Sorted, by their names in g++'s __builtin_cpu_supports."""
 
 
-def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
+def of(vector_flags: str, machine: str, features: frozenset[str], tune: str = "native") -> Target:
     """Return the target of kernels that are compiled with `vector_flags` for an architecture.
 
     Args:
         vector_flags: Inductor's compiler flags for its vector ISA, such as "-mavx2 -mfma".
         machine: architecture, as in `platform.machine()`.
         features: the features of this machine's CPU.
+        tune: the CPU whose instruction scheduling is assumed on x86-64, as in -mtune.
     """
     flags = tuple(vector_flags.split())
     if machine != "x86_64":
@@ -63,7 +64,7 @@ def of(vector_flags: str, machine: str, features: frozenset[str]) -> Target:
         level = "x86-64-v2"
     further_features = {name for name in FURTHER_FEATURES if f"-m{name}" in flags}
     required = cpu_isa.features_of(level) | further_features
-    return Target((f"-march={level}", "-mtune=native", *flags), tuple(sorted(required)))
+    return Target((f"-march={level}", f"-mtune={tune}", *flags), tuple(sorted(required)))
 
 
 def inductor_options(level: str) -> dict[str, object]:
@@ -89,10 +90,15 @@ def inductor_options(level: str) -> dict[str, object]:
     return {**options, "cpp.simdlen": SIMD_LENGTHS[level]}
 
 
-def current() -> Target:
-    """Return the target of the current compile: that of the vector ISA that Inductor picks."""
+def current(level: str = "auto") -> Target:
+    """Return the target of the current compile: that of the vector ISA that Inductor picks.
+
+    Args:
+        level: the setting `aot_isa`. Code for a named level is not tuned for this machine's CPU.
+    """
     from torch._inductor import cpu_vec_isa
 
     isa = cpu_vec_isa.pick_vec_isa()
     flags = "" if isa == cpu_vec_isa.invalid_vec_isa else isa.build_arch_flags()
-    return of(flags, platform.machine(), cpu_isa.machine_features() or frozenset())
+    features = cpu_isa.machine_features() or frozenset()
+    return of(flags, platform.machine(), features, "native" if level == "auto" else "generic")

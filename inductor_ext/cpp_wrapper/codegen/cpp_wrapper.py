@@ -31,7 +31,7 @@ from inductor_ext.cpp_wrapper.codegen.model_info import ModelInfo
 from inductor_ext.cpp_wrapper.codegen.split_units import Section
 from inductor_ext.cpp_wrapper.signature import from_graph
 from inductor_ext.cpp_wrapper.signature.conditions import add_guards
-from inductor_ext.cpp_wrapper.signature.dim_names import rename_in_assert, rename_symbols
+from inductor_ext.cpp_wrapper.signature.dim_names import complete_assert, rename_symbols
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
 from inductor_ext.hooks.wrapper_codegen import call_decorators
@@ -272,10 +272,9 @@ class AotWrapper:
         _mark(self.prefix, Section.HEAD)
 
     def writeline(self: Any, line: Any) -> None:
-        """Write a line, with the names of sizes in the message of an assert."""
-        names = context.current().dim_names
-        if names and isinstance(line, str):
-            line = rename_in_assert(line, names)
+        """Write a line; the message of an assert names its sizes and has all their values."""
+        if isinstance(line, str):
+            line = complete_assert(line, context.current().dim_names)
         super().writeline(line)  # type: ignore[misc]
 
     # --- mutated inputs ---------------------------------------------------------------------------

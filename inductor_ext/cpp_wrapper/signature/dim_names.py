@@ -36,8 +36,14 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"(?<![\w'\"])[^\W\d]\w*")
 """A name in an expression, but not a key in a guard such as `L['x'].size()[0]`."""
 
-_ASSERT = re.compile(r'(?<=std::runtime_error\("Expected ).*?(?= but received " \+)')
-"""The condition in the message of the C++ that Inductor generates for an assert on sizes."""
+_ASSERT = re.compile(
+    r'(?P<start>if \(!\((?P<condition>.*)\)\) \{ throw std::runtime_error\("Expected )'
+    r'(?P<text>.*) but received " \+ std::to_string\(\w+\)\); \}'
+)
+"""The C++ that Inductor generates for an assert on sizes."""
+
+_SIZE = re.compile(r"(?<![\w:.])[a-z]+\d+\b(?!\s*(?:\(|::))")
+"""A symbol in C++, such as `s43` or `u0`; not a function, a namespace or a type."""
 
 
 def read_dim_names(environment: ShapeEnv) -> dict[str, str]:
@@ -108,11 +114,29 @@ def rename_symbols(signature: Signature, names: Mapping[str, str]) -> Signature:
     )
 
 
-def rename_in_assert(line: str, names: Mapping[str, str]) -> str:
-    """Return a line of generated C++ in which the message of an assert has names for symbols."""
-    return _ASSERT.sub(
-        lambda found: _rename(found[0], _drop_ambiguous(names, _find_names(found[0]))), line
+def complete_assert(line: str, names: Mapping[str, str]) -> str:
+    """Return a line of generated C++ in which the message of an assert on sizes is complete.
+
+    Inductor reports the value of one of the condition's symbols; which one depends on the order of
+    a set. The message has the values of all, and names for symbols.
+
+    Args:
+        line: any line. Other than those asserts are returned as they are.
+        names: by symbol, such as the result of `read_dim_names`.
+    """
+    if " but received " not in line or (found := _ASSERT.fullmatch(line.strip())) is None:
+        return line
+    text = found["text"]
+    names = _drop_ambiguous(names, _find_names(text))
+    symbols = sorted(set(_SIZE.findall(found["condition"])), key=lambda n: (n[0], len(n), n))
+    if not symbols:
+        return line
+    labels = [f"{_rename(symbol, names)} = " for symbol in symbols] if len(symbols) > 1 else [""]
+    received = ' + ", '.join(
+        f'{label}" + std::to_string({symbol})'
+        for label, symbol in zip(labels, symbols, strict=True)
     )
+    return f"{found['start']}{_rename(text, names)} but received {received}); }}"
 
 
 def _rename(text: str, names: Mapping[str, str]) -> str:

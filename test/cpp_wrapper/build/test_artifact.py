@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,10 @@ import torch._inductor
 import inductor_ext
 from inductor_ext.cpp_wrapper.build import artifact, compiler
 from inductor_ext.hooks import activate
+from inductor_ext.storage.paths import artifact_folder
 from test.support.built_models import Built, Tied, elf
+
+CHECKOUT = pathlib.Path(__file__).parents[3]
 
 LIBRARY_BYTES = 350_000
 """Maximum bytes of a small model's shared object; Inductor's has 1.5 million."""
@@ -50,6 +54,15 @@ class TestSharedObject:
         assert "basic_regex" not in elf("strings", "-a", str(tied.library))
         assert "regex" not in tied.code
         assert "AOTInductorModelContainerCreate" not in tied.code
+
+    def test_no_path_of_this_machine_is_in_it(self, tied: Built) -> None:
+        """Errors name source files by the path from the package of torch, or by their name only."""
+        text = elf("strings", "-a", str(tied.library))
+        assert "torch/include/torch/csrc/inductor" in text
+        assert "./" in text
+        cache = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        for folder in (sys.prefix, tempfile.gettempdir(), str(compiler.RUNTIME), cache):
+            assert folder not in text
 
 
 class TestConstants:
@@ -207,6 +220,29 @@ print([name for name in sys.modules if name.startswith("torch._inductor")])
 WHOLE = compiler.Unit("/model.wrapper.cpp", "/wrapper.o", "wrapper")
 
 PARTS = [dataclasses.replace(WHOLE, source=f"/{number}.cpp") for number in range(3)]
+
+
+def test_processes_build_the_same_bytes(tmp_path: pathlib.Path) -> None:
+    """In other cache folders and with other hash seeds."""
+    packages = []
+    for seed in ("1", "2"):
+        # The runtime and the headers, which all models share, need not be compiled twice.
+        environment = {
+            "INDUCTOR_EXT_ARTIFACT_CACHE_DIR": str(artifact_folder()),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / seed),
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": str(CHECKOUT),
+        }
+        path = tmp_path / seed / "model.pt2"
+        path.parent.mkdir()
+        subprocess.run(
+            [sys.executable, str(CHECKOUT / "test/support/children/reproducible_package.py"), path],
+            env={**os.environ, **environment},
+            check=True,
+            capture_output=True,
+        )
+        packages.append(path.read_bytes())
+    assert packages[0] == packages[1]
 
 
 class TestBuilding:

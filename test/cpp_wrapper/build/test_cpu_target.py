@@ -34,6 +34,10 @@ class TestTarget:
         assert "-march=native" not in target.flags
         assert set(target.features) == cpu_isa.features_of(level) | beyond
 
+    def test_a_named_level_is_not_tuned_for_this_machine(self) -> None:
+        assert "-mtune=native" in cpu_target.current().flags
+        assert "-mtune=generic" in cpu_target.current("x86-64-v3").flags
+
     def test_the_artifact_checks_every_feature(self) -> None:
         source = (compiler.RUNTIME / "cpu_features.cpp").read_text()
         names = {

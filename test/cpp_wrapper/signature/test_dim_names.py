@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -161,6 +162,42 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
+@pytest.mark.parametrize(
+    ("condition", "message", "received"),
+    [
+        ("u0 <= 9L", "u0 <= 9", '" + std::to_string(u0)'),
+        (
+            "2L*u10 <= 9L + u9",
+            "2*u10 <= u9 + 9",
+            'u9 = " + std::to_string(u9) + ", u10 = " + std::to_string(u10)',
+        ),
+        (
+            "c10::div_floor_integer(static_cast<int64_t>(s7), static_cast<int64_t>(2L)) < u0",
+            "batch//2 < u0",
+            'batch = " + std::to_string(s7) + ", u0 = " + std::to_string(u0)',
+        ),
+    ],
+)
+def test_an_assert_reports_all_sizes(condition: str, message: str, received: str) -> None:
+    """Inductor's reports the first of a set."""
+    start = f'if (!({condition})) {{ throw std::runtime_error("Expected '
+    symbols = set(re.findall(r"[us]\d+", condition))
+    completed = {
+        dim_names.complete_assert(
+            f"{start}{message.replace('batch', 's7')} but received "
+            f'" + std::to_string({symbol})); }}',
+            {"s7": "batch"},
+        )
+        for symbol in symbols
+    }
+    assert completed == {f"{start}{message} but received {received}); }}"}
+
+
+def test_other_lines_are_not_asserts() -> None:
+    for line in ("auto buf0 = u0;", '// Expected u0 but received " + u1', ""):
+        assert dim_names.complete_assert(line, {"u0": "batch"}) == line
+
+
 def test_inspect_shows_names(package: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["inspect", package]) == 0
     text = capsys.readouterr().out
@@ -188,8 +225,7 @@ def test_errors_show_names(package: str) -> None:
         with pytest.raises(exc.InputMismatchError) as caught:
             model(*args)
         assert message in str(caught.value)
-    # Inductor reports the value of one of the symbols.
-    message = r"Expected u\d+ <= length but received (10|9)"
+    message = r"Expected (u\d+) <= length but received length = 9, \1 = 10"
     with pytest.raises(exc.ArtifactRunError, match=message):
         model(X, Y, torch.tensor(10))
 
