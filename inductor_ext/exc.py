@@ -22,6 +22,7 @@ __all__ = [
     "BadExpressionError",
     "BadGemmError",
     "BadIntervalError",
+    "BadKeyError",
     "BadModelNameError",
     "BadOptionError",
     "BadPackageError",
@@ -42,6 +43,7 @@ __all__ = [
     "KernelLaunchError",
     "MemoryBudgetCallError",
     "MemoryBudgetError",
+    "MissingDependencyError",
     "MissingKernelError",
     "MissingToolchainError",
     "ModelNotFoundError",
@@ -68,6 +70,7 @@ __all__ = [
     "UnknownOptionError",
     "UnknownVariableError",
     "UnreadablePackageError",
+    "UnsignablePackageError",
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
     "UnsupportedControlFlowError",
@@ -75,6 +78,7 @@ __all__ = [
     "UnsupportedMutationError",
     "UnsupportedOperatorError",
     "UnsupportedTorchError",
+    "UntrustedPackageError",
 ]
 
 
@@ -242,6 +246,40 @@ class NotAPackageError(BadPackageError):
 
     template = "{path} is not a package: {why}."
     remedy = "Pass a .pt2 file that was written by inductor_ext or torch, or an unpacked one."
+
+
+class UntrustedPackageError(BadPackageError):
+    """A package without a valid signature by a trusted key."""
+
+    template = "The package {path} is not trusted: {why}."
+    remedy = (
+        "Nothing was loaded from it. Sign it with `inductor-ext sign`, or pass the public key of "
+        "whoever has signed it."
+    )
+
+
+class UnsignablePackageError(BadPackageError):
+    """A package to which no signature can be added."""
+
+    template = "Cannot sign {path}: {why}."
+    remedy = "Pass a .pt2 file that inductor_ext has written."
+
+
+class BadKeyError(InductorExtError):
+    """A key for signatures that cannot be used."""
+
+    template = "Cannot use the key {key}: {why}."
+    remedy = (
+        "Pass an Ed25519 key in PEM format. `openssl genpkey -algorithm ed25519 -out private.pem` "
+        "makes a private key, `openssl pkey -in private.pem -pubout -out public.pem` a public one."
+    )
+
+
+class MissingDependencyError(InductorExtError):
+    """An optional Python package that is not installed."""
+
+    template = "{feature} needs the Python package {package}, which is not installed."
+    remedy = "Install it with `pip install {package}`."
 
 
 class UnreadablePackageError(BadPackageError):

@@ -16,7 +16,7 @@ from typing import Any
 
 from inductor_ext import _compat, exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
-from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader
+from inductor_ext.cpp_wrapper.package import manifest, signing, zip_format, zip_reader
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.report.text import align_columns, format_count
@@ -35,6 +35,8 @@ class Report:
     """Metadata that the compiler wrote for the loaders, by model."""
     misfits: Mapping[str, str | None]
     """Why a model cannot run here, or None; by model. Empty for a package of Inductor."""
+    signers: tuple[str, ...] = ()
+    """Names of the keys of its signatures (`signing.key_id`), which are not checked."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON-serializable values."""
@@ -46,6 +48,7 @@ class Report:
             "bytes": self.bytes,
             "manifest": content,
             "metadata": {name: dict(values) for name, values in self.metadata.items()},
+            "signers": list(self.signers),
             "fits": {name: why is None for name, why in self.misfits.items()},
             "misfits": {name: why for name, why in self.misfits.items() if why is not None},
             "entries": [
@@ -81,7 +84,15 @@ def read(path: str) -> Report:
         size = sum(entry.packed_size for entry in package.entries.values())
         if os.path.isfile(path):
             size = os.path.getsize(path)
-        return Report(path, size, tuple(package.entries.values()), content, metadata, misfits)
+        return Report(
+            path=path,
+            bytes=size,
+            entries=tuple(package.entries.values()),
+            content=content,
+            metadata=metadata,
+            misfits=misfits,
+            signers=tuple(signature.key for signature in signing.read(package)),
+        )
 
 
 def _check_signatures(content: manifest.Manifest, where: str) -> None:
@@ -168,6 +179,9 @@ def text(report: Report, top: int = 10) -> str:
         f"compiled by  {_format_versions(content)}",
         f"compiled for {' '.join(content.platform.values()) or 'any platform'}",
     ]
+    if report.signers:
+        keys = ", ".join(report.signers)
+        lines.append(f"signed by    key {keys} (`inductor-ext verify --key` checks it)")
     lines += [f"{key:<12} {_format_value(value)}" for key, value in content.provenance.items()]
     for name, model in content.models.items():
         lines += ["", *_format_model(name, model, report.misfits[name], top)]

@@ -8,6 +8,7 @@ and called. The allowed outcomes are
 - an error of `inductor_ext.exc`, or
 - the results of the intact package;
 
+The intact package is signed. With a required signature, one with another manifest must be refused.
 `inductor-ext verify` must refuse every package that was changed without correcting its checksums,
 and `inspect` must say that it does not run here if it cannot be loaded;
 
@@ -39,7 +40,7 @@ import torch
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.package import manifest, zip_reader
+from inductor_ext.cpp_wrapper.package import manifest, signing, zip_format, zip_reader
 from inductor_ext.report import package_report
 from test.fuzz.aot_package_mutations import EVIL_NAME, SANDBOX_DEPTH, Case, mutate
 
@@ -67,10 +68,32 @@ def inputs() -> tuple[Any, ...]:
 
 
 def make_package(path: str | os.PathLike[str]) -> None:
-    """Compile a `Net` into a package of the extension."""
+    """Compile a `Net` into a package of the extension, and sign it."""
     torch.manual_seed(0)
     program = torch.export.export(Net().eval(), inputs())
     inductor_ext.aoti_compile_and_package(program, package_path=path)
+    private, _ = key_pair()
+    signing.sign(path, private)
+
+
+def key_pair() -> tuple[bytes, bytes]:
+    """A private key, always the same, and its public key."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key, pem = Ed25519PrivateKey.from_private_bytes(bytes(32)), serialization.Encoding.PEM
+    private = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    kind = serialization.PublicFormat.SubjectPublicKeyInfo
+    return private, key.public_key().public_bytes(pem, kind)
+
+
+def signed_part(path: str | os.PathLike[str]) -> list[bytes]:
+    """The manifest and the entry with its signatures."""
+    with zip_reader.open_package(path) as package:
+        names = (manifest.PATH, zip_format.SIGNATURES)
+        return [package.read(name) if name in package.entries else b"" for name in names]
 
 
 def expected(path: str | os.PathLike[str]) -> list[torch.Tensor]:
@@ -100,13 +123,25 @@ def is_shown_to_run(path: pathlib.Path) -> bool:
         return False
 
 
-def attempt(case: Case, sandbox: pathlib.Path, reference: Sequence[torch.Tensor]) -> str:
+def is_trusted(path: pathlib.Path) -> bool:
+    """Whether a package can be loaded with the required signature."""
+    try:
+        inductor_ext.load(path, require_signature=key_pair()[1])
+    except exc.InductorExtError:
+        return False
+    return True
+
+
+def attempt(
+    case: Case, sandbox: pathlib.Path, reference: Sequence[torch.Tensor], signed: list[bytes]
+) -> str:
     """The outcome of loading and calling a package: "refused", "right", or the error.
 
     Args:
         case: the package.
         sandbox: an empty folder; the folder for temporary files is within it.
         reference: the results of the intact package.
+        signed: its manifest and its signatures.
     """
     path = sandbox / "case.pt2"
     path.write_bytes(case.data)
@@ -120,6 +155,13 @@ def attempt(case: Case, sandbox: pathlib.Path, reference: Sequence[torch.Tensor]
         outcome = f"refused: {type(error).__name__}"
     except Exception as error:
         outcome = f"unexpected {type(error).__name__}: {error}"
+    # What cannot be loaded without a signature cannot be loaded with one either.
+    if outcome == "right":
+        found = signed_part(path)
+        if is_trusted(path) and found[0] != signed[0]:
+            outcome += ", and trusted with another manifest"
+        elif not is_trusted(path) and found == signed:
+            outcome += ", but not trusted"
     if not case.is_consistent:
         if is_verified(path):
             outcome += ", but verify calls the package intact"
@@ -138,10 +180,10 @@ def _child(package_path: str, seed: int, sandbox: str) -> None:
     """Run the cases whose numbers are read from standard input; print a line of JSON for each."""
     torch.set_num_threads(1)
     package = pathlib.Path(package_path).read_bytes()
-    reference = expected(package_path)
+    reference, signed = expected(package_path), signed_part(package_path)
     for line in sys.stdin:
         case = mutate(package, seed, int(line))
-        outcome = attempt(case, pathlib.Path(sandbox), reference)
+        outcome = attempt(case, pathlib.Path(sandbox), reference, signed)
         print(json.dumps([int(line), case.kind, outcome]), flush=True)
 
 

@@ -29,7 +29,7 @@ def manifest_of(package: bytes) -> dict[str, Any]:
 
 
 def seal(entries: dict[str, bytes], content: Any, root: str = "net") -> bytes:
-    """A package in which every checksum is correct.
+    """A package in which every checksum is correct. Signatures stay as they are.
 
     Args:
         entries: contents by name below the root folder.
@@ -41,6 +41,7 @@ def seal(entries: dict[str, bytes], content: Any, root: str = "net") -> bytes:
         content["files"] = {
             name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             for name, data in entries.items()
+            if name != zip_format.SIGNATURES
         }
     file = io.BytesIO()
     writer = zip_writer.Writer(file, root)

@@ -19,7 +19,7 @@ import pathlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import torch
@@ -29,7 +29,13 @@ from inductor_ext.cpp_wrapper.load import calling_convention
 from inductor_ext.cpp_wrapper.load.model import InductorModel, LoadedModel, Model
 from inductor_ext.cpp_wrapper.load.native import NativeLibrary
 from inductor_ext.cpp_wrapper.load.package_files import OTHER_FOLDER, Location, PackageFiles
-from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
+from inductor_ext.cpp_wrapper.package import (
+    manifest,
+    signing,
+    zip_format,
+    zip_reader,
+    zip_writer,
+)
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 
 _RUNNERS = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRunnerCuda"}
@@ -44,6 +50,7 @@ def load(
     device_index: int = -1,
     verify: bool = True,
     weights: str | os.PathLike[str] | None = None,
+    require_signature: signing.Key | Sequence[signing.Key] | None = None,
 ) -> LoadedModel:
     """Load a compiled model from a package.
 
@@ -61,6 +68,9 @@ def load(
             True.
         weights: the weights file, or another package with the same weights, for a package compiled
             without its weights (setting `aot_weights_file`). Default: None.
+        require_signature: trusted Ed25519 public keys, as paths of files in PEM format or their
+            content. One of them must have signed the package (`inductor-ext sign`), and `verify`
+            must be True. Needs the package `cryptography`. Default: None, signatures are ignored.
 
     Returns:
         The model. Call it with the same arguments as the exported model.
@@ -75,20 +85,17 @@ def load(
         exc.ArtifactLoadError: the library or the weights cannot be loaded.
         exc.UnknownNodeError: an input has a class that is not registered with pytree in this
             process, or an output has one that cannot be replaced (`result_record`).
-        exc.BadOptionError: `num_runners` is not a positive integer, or `path` is neither a path nor
-            a readable and seekable buffer.
+        exc.BadOptionError: `num_runners` is not a positive integer, `path` is neither a path nor
+            a readable and seekable buffer, or `verify` is False although a signature is required.
+        exc.UntrustedPackageError: no valid signature by one of the required keys.
+        exc.BadKeyError, exc.MissingDependencyError: a key cannot be used.
     """
     arguments = _Arguments(model_name, num_runners, run_single_threaded, device_index, verify)
-    if not isinstance(num_runners, int) or isinstance(num_runners, bool) or num_runners < 1:
-        raise exc.BadOptionError(
-            name="num_runners",
-            value=num_runners,
-            actual=type(num_runners).__name__,
-            allowed="an integer of at least 1",
-            default=1,
-        )
+    arguments.check(is_signature_required=require_signature is not None)
     with zip_reader.open_package(path) as package:
         content = manifest.read(package)
+        if require_signature is not None:
+            signing.require(package, content[1] if content else None, require_signature)
         if content is None:
             return _load_default(package, arguments, weights)
         return _Loading(package, *content, arguments).load(weights)
@@ -103,6 +110,25 @@ class _Arguments:
     single_threaded: bool
     device_index: int
     verify: bool
+
+    def check(self, *, is_signature_required: bool) -> None:
+        """Check the values that do not depend on the package.
+
+        Raises:
+            exc.BadOptionError: see `load`.
+        """
+        count = self.num_runners
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise exc.BadOptionError(
+                name="num_runners",
+                value=count,
+                actual=type(count).__name__,
+                allowed="an integer of at least 1",
+                default=1,
+            )
+        if is_signature_required and not self.verify:
+            allowed = "True if a signature is required, which covers the digests of the files"
+            raise exc.BadArgumentError(name="verify", actual=self.verify, allowed=allowed)
 
 
 class _Loading:

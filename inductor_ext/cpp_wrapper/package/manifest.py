@@ -134,7 +134,8 @@ class Manifest:
     format: Size = FORMAT
     models: Mapping[str, Model]
     files: Mapping[str, File]
-    """By entry name: all entries except the manifest and `zip_format.BOOKKEEPING`."""
+    """By entry name: all entries except the manifest, `zip_format.BOOKKEEPING` and
+    `zip_format.SIGNATURES`."""
     versions: Mapping[str, str | None]
     """Versions it was compiled with, by "torch", "cuda", "triton", "compiler", "inductor_ext" and
     "source_key"."""
@@ -300,7 +301,8 @@ def verify(package: zip_reader.Package) -> Manifest | None:
         if package.read(name, limit=64) != value:
             why = f"{name} is not what it was written with"
             raise exc.BadPackageError(path=package.where, why=why)
-    for name in package.entries.keys() - {*content.files, *zip_format.BOOKKEEPING, PATH}:
+    listed = {*content.files, *zip_format.BOOKKEEPING, PATH, zip_format.SIGNATURES}
+    for name in package.entries.keys() - listed:
         why = f"it has an entry {name!r} that its manifest does not list"
         raise exc.BadPackageError(path=package.where, why=why)
     package.verify_structure(is_own=True)

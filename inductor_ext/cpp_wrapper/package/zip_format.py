@@ -47,6 +47,9 @@ BOOKKEEPING = (
 )
 """Entries added by `Writer.finish`, by which torch's reader identifies the format."""
 
+SIGNATURES = "extra/inductor_ext/signatures.json"
+"""Entry with the signatures of a package (`signing`). No digest covers it."""
+
 LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s4B4HL2L5H2L")
 END = struct.Struct("<4s4H2LH")
@@ -200,13 +203,13 @@ def model_names(entries: Iterable[str]) -> list[str]:
 def serialization_id(digests: Mapping[str, str]) -> str:
     """Compute the content of `.data/serialization_id`: 40 decimal digits.
 
-    It does not depend on the entries in `BOOKKEEPING` or on the order of entries.
+    It does not depend on the order of entries, nor on those in `BOOKKEEPING` or `SIGNATURES`.
 
     Args:
         digests: SHA-256 in hex by entry name.
     """
     total = hashlib.sha256()
-    for name in sorted(digests.keys() - set(BOOKKEEPING)):
+    for name in sorted(digests.keys() - {*BOOKKEEPING, SIGNATURES}):
         total.update(f"{name}\0{digests[name]}\n".encode())
     return f"{int.from_bytes(total.digest(), 'big'):078d}"[-40:]
 

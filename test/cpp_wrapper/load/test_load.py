@@ -288,6 +288,7 @@ def test_a_gpu_model_keeps_its_kernels_until_deleted(
 @pytest.mark.slow
 def test_damaged_packages_are_rejected_or_correct(tmp_path: pathlib.Path) -> None:
     """See `test.fuzz.aot_packages`, whose command line runs more cases."""
+    pytest.importorskip("cryptography")
     package = str(tmp_path / "net.pt2")
     aot_packages.make_package(package)
     outcomes = list(aot_packages.run_cases(package, 0, range(600)))
