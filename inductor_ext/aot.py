@@ -65,6 +65,7 @@ def aoti_compile_and_package(
         exc.UnsupportedLevelError: before anything is compiled or written. BadPackagePathError and
             BadWeightsFileError are also raised later if writing fails, for example because the disk
             is full.
+        exc.UnrecordableSelfTestError: before the compile, if `aot_self_test` is set.
         exc.SharedWeightsFileError: after the compile, if `aot_weights_file` is set for several
             programs.
     """
@@ -222,6 +223,7 @@ def _package_from(
     signatures = {name: from_export.derive_signature(program) for name, program in programs.items()}
     for name, program in programs.items():
         program_workarounds.warn_of_unwritten_results(name, program)
+    self_tests = _record_self_tests(programs) if settings.aot_self_test else None
     files: dict[str, list[Any]] = {}
     artifacts: dict[str, Artifact] = {}
     memory: dict[str, dict[str, Any]] = {}
@@ -257,8 +259,17 @@ def _package_from(
             programs=programs,
             compiler=_describe_compiler(),
             weights_file=settings.aot_weights_file,
+            self_tests=self_tests,
         )
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+
+
+def _record_self_tests(
+    programs: Mapping[str, ExportedProgram],
+) -> dict[str, tuple[dict[str, Any], bytes]]:
+    from inductor_ext.cpp_wrapper.package import self_test
+
+    return {name: self_test.record(name, program) for name, program in programs.items()}
 
 
 def _write_default_package(path: PackagePath, files: Any) -> str | IO[bytes]:

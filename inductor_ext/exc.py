@@ -49,6 +49,7 @@ __all__ = [
     "ModelNotFoundError",
     "NoBatchFitsError",
     "NoModelError",
+    "NoSelfTestError",
     "NotAPackageError",
     "NotAnExportedProgramError",
     "NotMeasurableError",
@@ -59,6 +60,7 @@ __all__ = [
     "PackageNotFoundError",
     "PlanError",
     "PlanNotFoundError",
+    "SelfTestError",
     "SharedWeightsFileError",
     "SizesNotKnownError",
     "SourcesOnlyError",
@@ -70,6 +72,7 @@ __all__ = [
     "UnknownOptionError",
     "UnknownVariableError",
     "UnreadablePackageError",
+    "UnrecordableSelfTestError",
     "UnsignablePackageError",
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
@@ -263,6 +266,27 @@ class UnsignablePackageError(BadPackageError):
 
     template = "Cannot sign {path}: {why}."
     remedy = "Pass a .pt2 file that inductor_ext has written."
+
+
+class UnrecordableSelfTestError(InductorExtError):
+    """A program whose self test cannot be recorded (setting `aot_self_test`)."""
+
+    template = "Cannot record a self test of the model {name!r}: {why}."
+    remedy = "Export it with example inputs that it accepts, or compile without aot_self_test."
+
+
+class NoSelfTestError(InductorExtError):
+    """A model without a self test."""
+
+    template = "The model {name!r} in the package {path} has no self test."
+    remedy = "Compile it with aot_self_test=True."
+
+
+class SelfTestError(InductorExtError):
+    """A model that computes something else than was recorded when it was compiled."""
+
+    template = "The self test of the model {name!r} in the package {path} failed: {why}."
+    remedy = "Do not use the model on this machine; compile it there, and compare."
 
 
 class BadKeyError(InductorExtError):

@@ -2,16 +2,25 @@
 
 Every byte counts. If there is a manifest, contents are checked by SHA-256, and the rest of the zip
 file must be as the extension writes it. Otherwise, contents are checked by CRC-32, and the records
-of the zip file against each other. With --key, one of the keys must have signed it. The exit code
-is 0 for such a package, and 2 with the reason for any other.
+of the zip file against each other. With --key, one of the keys must have signed it. With --run,
+the models are loaded, and must compute what their self tests have recorded. The exit code is 0 for
+such a package, and 2 with the reason for any other.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from inductor_ext.cpp_wrapper.package import manifest, signing, zip_format, zip_reader
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.package import (
+    manifest,
+    self_test,
+    signing,
+    zip_format,
+    zip_reader,
+)
 from inductor_ext.memory.planner.peak_report import human_bytes
+from inductor_ext.report.text import format_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="PUBLIC.pem",
         help="require a signature by this public key, or by another --key",
+    )
+    parser.add_argument(
+        "--run",
+        action="store_true",
+        help="run the models with recorded inputs, and compare the results (aot_self_test)",
     )
 
 
@@ -32,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         exc.IncompatibleArtifactError: its manifest has a newer format.
         exc.UntrustedPackageError, exc.BadKeyError, exc.MissingDependencyError: see
             `signing.require`.
+        exc.NoSelfTestError, exc.SelfTestError: see `self_test.run`.
     """
     with zip_reader.open_package(arguments.package) as package:
         signed = ""
@@ -51,4 +66,19 @@ def run(arguments: argparse.Namespace) -> int:
             )
             how = f"checked by CRC-32; {why}"
         print(f"{arguments.package}: {len(package.entries)} files, {size}, intact ({how}){signed}")
+    if arguments.run:
+        _run_self_tests(arguments.package, content, arguments.key)
     return 0
+
+
+def _run_self_tests(path: str, content: manifest.Manifest | None, keys: list[str] | None) -> None:
+    """Run the self test of each model that has one; at least one must."""
+    tested = [name for name, model in content.models.items() if model.self_test] if content else []
+    if not tested:
+        raise exc.NoSelfTestError(path=path, name=", ".join(content.models) if content else "model")
+    for name in tested:
+        outcome = self_test.run(path, name, require_signature=keys)
+        print(
+            f'model "{name}": {format_count(outcome.compared, "result")} as recorded '
+            f"(largest relative difference {outcome.difference:.2g})"
+        )

@@ -16,7 +16,7 @@ from typing import Any
 
 from inductor_ext import _compat, exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
-from inductor_ext.cpp_wrapper.package import manifest, signing, zip_format, zip_reader
+from inductor_ext.cpp_wrapper.package import manifest, self_test, signing, zip_format, zip_reader
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.report.text import align_columns, format_count
@@ -241,6 +241,9 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
         )
     if model.memory:
         yield f"  memory       {_format_memory(model.memory)}"
+    if model.self_test:
+        results = format_count(self_test.count_results(model.self_test), "result")
+        yield f"  self test    {results} (`inductor-ext verify --run` compares them)"
     if model.options:
         pairs = (f"{key}={value!r}" for key, value in model.options.items())
         yield f"  options      {', '.join(pairs)}"

@@ -264,6 +264,12 @@ class Settings:
         False,
         "Compile AOT packages with line tables, in a separate file next to the shared library.",
     )
+    aot_self_test: bool = _setting(
+        False,
+        "Store the example inputs of the exported program in AOT packages, with what eager mode "
+        "computes for them. `inductor-ext verify --run` then compares on any machine. Such "
+        "packages are not cached.",
+    )
     artifact_cache: bool = _setting(
         True,
         "Cache the results of AOT compilation, and reuse them when the same program is compiled "

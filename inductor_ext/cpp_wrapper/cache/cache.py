@@ -104,6 +104,8 @@ def _find_obstacle(patches: Mapping[str, Any], settings: Settings) -> str | None
     # These options write files next to the package, which a copy from the cache would lack.
     if settings.aot_weights_file is not None:
         return "the weights stay outside the package"
+    if settings.aot_self_test:
+        return "the self test depends on the values of the example inputs"
     if settings.aot_debug_info:
         return "debug information stays outside the package"
     for name in ("trace.enabled", "aot_inductor.output_path", "aot_inductor.dump_aoti_minifier"):

@@ -124,6 +124,8 @@ class Model:
     """Non-default options of Inductor and settings of the extension."""
     memory: _Json = dataclasses.field(default_factory=dict)
     """Summary of the memory plan: peak and lower bound in bytes, arenas, allocator calls."""
+    self_test: _Json | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """Recorded inputs and results (`self_test.Recording` as JSON); None without a self test."""
     more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
 
 

@@ -9,6 +9,7 @@ The setting `aot_weights_file` moves the weights out of the package.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -24,6 +25,7 @@ from inductor_ext.cpp_wrapper.codegen import constant_names, weights_layout
 from inductor_ext.cpp_wrapper.package import (
     c_header,
     manifest,
+    self_test,
     state_names,
     zip_format,
     zip_writer,
@@ -48,6 +50,7 @@ def write_package(
     programs: Mapping[str, ExportedProgram],
     compiler: str,
     weights_file: str | None = None,
+    self_tests: Mapping[str, tuple[dict[str, Any], bytes]] | None = None,
 ) -> None:
     """Write a package of one or several models.
 
@@ -61,6 +64,7 @@ def write_package(
         compiler: name and version of the C++ compiler.
         weights_file: path of a file for the weights, which are then left out of the package; only
             for a single model. Default: None, weights in the package.
+        self_tests: results of `self_test.record` by model name. Default: None.
 
     Raises:
         exc.SharedWeightsFileError: `weights_file` was given for several models.
@@ -70,6 +74,8 @@ def write_package(
         raise exc.SharedWeightsFileError(path=weights_file, models=", ".join(artifacts))
     writer = zip_writer.Writer(file, root)
     _add_files(writer, artifacts, without_weights=weights_file is not None)
+    for name, (_, recorded) in (self_tests or {}).items():
+        writer.add(self_test.entry(name), recorded)
     outside = {
         name: _write_weights(weights_file, artifact)
         for name, artifact in artifacts.items()
@@ -81,6 +87,8 @@ def write_package(
         )
         for name, artifact in artifacts.items()
     }
+    for name, (described, _) in (self_tests or {}).items():
+        models[name] = dataclasses.replace(models[name], self_test=described)
     content = manifest.Manifest(
         models=models,
         files={
