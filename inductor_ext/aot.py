@@ -212,8 +212,6 @@ def _package_from(
 
     The package does not refer to `folder`; the caller may delete it afterwards.
     """
-    from torch._inductor.runtime.runtime_utils import cache_dir
-
     from inductor_ext.cpp_wrapper.build import artifact as build
     from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
     from inductor_ext.cpp_wrapper.package.write_package import write_package
@@ -241,11 +239,7 @@ def _package_from(
                 artifacts[name] = collected[-1]
             if records:
                 memory[name] = records[-1].summary()
-    path = package_path
-    if path is None:
-        path = output_path.choose_path(files, artifacts)
-        if folder is not None:
-            path = os.path.join(cache_dir(), os.path.basename(path))
+    path = _default_path(files, artifacts, folder) if package_path is None else package_path
     if len(artifacts) < len(files):
         # Some options are only supported by Inductor's own code generation.
         return _write_default_package(path, files)
@@ -262,6 +256,16 @@ def _package_from(
             self_tests=self_tests,
         )
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+
+
+def _default_path(
+    files: Mapping[str, list[Any]], artifacts: Mapping[str, Artifact], folder: str | None
+) -> str:
+    """Return a path in Inductor's cache folder; arguments as in `_package_from`."""
+    from torch._inductor.runtime.runtime_utils import cache_dir
+
+    path = output_path.choose_path(files, artifacts)
+    return path if folder is None else os.path.join(cache_dir(), os.path.basename(path))
 
 
 def _record_self_tests(
