@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -248,11 +249,16 @@ def _record(call: Callable[[], object], device: torch.device) -> int:
         torch._C._profiler._ExperimentalConfig(),
     )
     result = None
+    # Garbage with tensors would be freed in this thread, and counted as a workspace.
+    collects = gc.isenabled()
+    gc.disable()
     autograd._enable_profiler_legacy(config)
     try:
         result = call()
     finally:
         events = autograd._disable_profiler_legacy()
+        if collects:
+            gc.enable()
     changes = [
         event.cpu_memory_usage() if device == _CPU else event.cuda_memory_usage()
         for of_thread in events

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import itertools
 import types
 from typing import Any
@@ -118,6 +119,13 @@ def test_kernels_of_dynamic_sizes_are_not_run() -> None:
     assert not measured_workspace._measured
 
 
+def test_garbage_is_not_collected_during_a_measurement() -> None:
+    collects = []
+    measured_workspace._record(lambda: collects.append(gc.isenabled()), torch.device("cpu"))
+    assert collects == [False]
+    assert gc.isenabled()
+
+
 def test_nothing_is_recorded_inside_a_profiler() -> None:
     with planning(), torch.no_grad(), torch.profiler.profile():
         compiled(Convolutions())(torch.randn(2, 3, 37, 35))
@@ -217,3 +225,22 @@ def check_training_on_a_gpu(function: Any, x: torch.Tensor) -> None:
         exact = copy.deepcopy(function)
         expected = (exact.double() if isinstance(exact, nn.Module) else exact)(x.double())
     torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=2e-2)
+
+    def test_garbage_is_not_counted_as_a_workspace(self) -> None:
+        """CUDA's allocator reports every tensor that is freed."""
+
+        def call() -> torch.Tensor:
+            result = torch.empty(1000, device="cuda")
+            gc.set_threshold(1)
+            _ = [[] for _ in range(1000)]
+            return result
+
+        thresholds = gc.get_threshold()
+        gc.set_threshold(1_000_000)
+        try:
+            cycle: list[Any] = [torch.empty(1 << 20, device="cuda")]
+            cycle.append(cycle)
+            del cycle
+            assert measured_workspace._record(call, torch.device("cuda")) == 0
+        finally:
+            gc.set_threshold(*thresholds)
