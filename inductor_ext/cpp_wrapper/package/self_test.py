@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -94,7 +95,7 @@ def entry(model: str) -> str:
 def record(model: str, program: ExportedProgram) -> tuple[dict[str, Any], bytes]:
     """Run a program on its example inputs; return (description as JSON, content of the entry).
 
-    The program, its buffers and the example inputs are as before.
+    The program, its buffers, the example inputs and torch's random numbers are as before.
 
     Args:
         model: name of the model in the package.
@@ -118,13 +119,16 @@ def record(model: str, program: ExportedProgram) -> tuple[dict[str, Any], bytes]
         args, kwargs = pytree.tree_unflatten([_copy(leaf) for leaf in leaves], spec)
         return pytree.tree_leaves(module(*args, **kwargs))
 
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
     calls = []
-    for _ in range(2):
-        with _preserved_buffers(program), torch.no_grad():
-            try:
-                calls.append([_copy(leaf) for leaf in call()])
-            except Exception as error:
-                _refuse(model, f"eager mode raised {type(error).__name__}: {error}".rstrip("."))
+    with torch.random.fork_rng(devices), torch.no_grad():
+        for _ in range(2):
+            with _preserved_buffers(program):
+                try:
+                    calls.append([_copy(leaf) for leaf in call()])
+                except Exception as error:
+                    why = f"eager mode raised {type(error).__name__}: {error}"
+                    _refuse(model, why.rstrip("."))
     results = tuple(
         writer.add(leaf) if _is_same(leaf, again) else Leaf(is_compared=False)
         for leaf, again in zip(*calls, strict=True)
@@ -197,21 +201,23 @@ class _Writer:
     def add(self, leaf: Any) -> Leaf:
         import torch
 
-        if leaf is None or isinstance(leaf, (bool, int, float, str)):
+        is_plain = leaf is None or isinstance(leaf, (bool, int, float, str))
+        if is_plain and not (isinstance(leaf, float) and not math.isfinite(leaf)):
             return Leaf(value=leaf)
         if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
             _refuse(self.model, f"a value of {type(leaf).__name__} cannot be stored")
-        elements = _span(_copy(leaf)).cpu()
+        tensor = _copy(leaf)
+        elements = _span(tensor).cpu()
         data = ctypes.string_at(elements.data_ptr(), elements.nbytes)
         offset = len(self.content)
         self.content += data
         if len(self.content) > _LIMIT:
             _refuse(self.model, f"its tensors have more than {_LIMIT >> 30} GiB")
         return Leaf(
-            dtype=str(leaf.dtype).removeprefix("torch."),
-            shape=tuple(leaf.shape),
-            stride=leaf.stride(),
-            device=leaf.device.type,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            stride=tensor.stride(),
+            device=tensor.device.type,
             offset=offset,
             bytes=len(data),
         )
@@ -322,7 +328,8 @@ def _compare(leaf: Leaf, actual: Any, expected: Any) -> tuple[str | None, float]
     if not leaf.is_compared:
         return None, 0.0
     if not isinstance(expected, torch.Tensor):
-        return (None if actual == expected else f"is {actual!r} and not {expected!r}"), 0.0
+        is_right = not isinstance(actual, torch.Tensor) and actual == expected
+        return (None if is_right else f"is {actual!r} and not {expected!r}"), 0.0
     if not isinstance(actual, torch.Tensor):
         return f"is {type(actual).__name__} and not a tensor", 0.0
     for what, found, wanted in (

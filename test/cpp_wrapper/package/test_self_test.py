@@ -49,6 +49,11 @@ class Model(torch.nn.Module):
         }
 
 
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x * scale
+
+
 def export() -> ExportedProgram:
     # With gaps, and with elements that several indices share.
     x = (torch.arange(40.0) / 40).reshape(5, 8)[:, 1:7]
@@ -73,7 +78,12 @@ def decoded(recording: tuple[dict[str, Any], bytes]) -> self_test.Recording:
 def test_a_recording_changes_nothing() -> None:
     program = export()
     before = copy.deepcopy((program.example_inputs, program.state_dict, program.constants))
+    torch.manual_seed(3)
     recording = decoded(self_test.record("model", program))
+    assert torch.initial_seed() == 3
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(2))
     after = (program.example_inputs, program.state_dict, program.constants)
     for one, other in zip(*map(pytree.tree_leaves, (before, after)), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
@@ -88,6 +98,15 @@ def test_strides_and_gaps_are_recorded() -> None:
     x, ids, *_ = recording.inputs
     assert (x.shape, x.stride, x.bytes) == ((5, 6), (8, 1), 4 * (4 * 8 + 6))
     assert (ids.shape, ids.stride, ids.bytes) == ((3, 4), (0, 1), 8 * 4)
+
+
+def test_conjugated_inputs() -> None:
+    x = torch.complex(torch.arange(3.0), torch.ones(3)).conj().expand(2, 3)
+    program = torch.export.export(Scaled(), (x, 2.0))
+    program._example_inputs = ((x, 2.0), {})
+    form, content = self_test.record("model", program)
+    leaf = decoded((form, content)).inputs[0]
+    assert torch.equal(self_test._restore(leaf, content, torch.device("cpu"), ""), x)
 
 
 def test_the_package_passes(package: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,6 +231,12 @@ def test_programs_that_cannot_be_recorded(tmp_path: pathlib.Path) -> None:
     program._example_inputs = None
     with pytest.raises(exc.UnrecordableSelfTestError, match="has no example inputs"):
         self_test.record("model", program)
+
+    for value in (float("nan"), float("inf")):
+        program = torch.export.export(Scaled(), (torch.ones(2), 2.0))
+        program._example_inputs = ((torch.ones(2), value), {})
+        with pytest.raises(exc.UnrecordableSelfTestError, match="float cannot be stored"):
+            self_test.record("model", program)
 
     class Checked(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
