@@ -50,35 +50,34 @@ def load(
     device_index: int = -1,
     verify: bool = True,
     weights: str | os.PathLike[str] | None = None,
+    map_weights: bool = True,
     require_signature: signing.Key | Sequence[signing.Key] | None = None,
 ) -> LoadedModel:
     """Load a compiled model from a package.
 
     Args:
         path: path of a .pt2 file, path of a folder into which one was unpacked, or a readable and
-            seekable buffer. A file must not be modified while the model exists, because its weights
-            are memory-mapped.
+            seekable buffer. A file must not be modified while its weights are mapped.
         model_name: name of the model in the package. Default: "model".
         num_runners: maximum number of threads that run the model at the same time. Default: 1.
         run_single_threaded: whether to omit the synchronization between threads, as needed for
             CUDA graph capture. Default: False.
         device_index: index of the CUDA device. Default: -1, the current device.
-        verify: whether to check the SHA-256 of every file used, at about 0.6 s per GB. A package
-            compiled by Inductor (default) has no SHA-256; its CRC-32 is checked instead. Default:
-            True.
+        verify: whether to check the SHA-256 of every file used (about 0.6 s per GB), or the CRC-32
+            of a package compiled by Inductor (default). Default: True.
         weights: the weights file, or another package with the same weights, for a package compiled
             without its weights (setting `aot_weights_file`). Default: None.
-        require_signature: trusted Ed25519 public keys, as paths of files in PEM format or their
-            content. One of them must have signed the package (`inductor-ext sign`), and `verify`
-            must be True. Needs the package `cryptography`. Default: None, signatures are ignored.
+        map_weights: whether the weights are mapped from the file, in memory that processes share.
+            False maps a temporary copy, so that others may overwrite the file. Default: True.
+        require_signature: Ed25519 public keys, as paths of PEM files or their content, of which one
+            must have signed the package. Needs the package `cryptography`. Default: None.
 
     Returns:
         The model. Call it with the same arguments as the exported model.
 
     Raises:
         exc.PackageNotFoundError: there is no file or folder at `path`.
-        exc.BadPackageError: the file is not a package, cannot be read, is damaged, or has unsafe
-            entry names.
+        exc.BadPackageError: the file is no package, is unreadable or damaged, or has unsafe names.
         exc.IncompatibleArtifactError: the model cannot run on this machine or with this torch.
         exc.ModelNotFoundError: the package has no model of this name.
         exc.SourcesOnlyError: the package has the model's sources, but no library.
@@ -87,10 +86,11 @@ def load(
             process, or an output has one that cannot be replaced (`result_record`).
         exc.BadOptionError: `num_runners` is not a positive integer, `path` is neither a path nor
             a readable and seekable buffer, or `verify` is False although a signature is required.
-        exc.UntrustedPackageError: no valid signature by one of the required keys.
-        exc.BadKeyError, exc.MissingDependencyError: a key cannot be used.
+        exc.UntrustedPackageError, exc.BadKeyError, exc.MissingDependencyError: see `signing`.
     """
-    arguments = _Arguments(model_name, num_runners, run_single_threaded, device_index, verify)
+    arguments = _Arguments(
+        model_name, num_runners, run_single_threaded, device_index, verify, map_weights
+    )
     arguments.check(is_signature_required=require_signature is not None)
     with zip_reader.open_package(path) as package:
         content = manifest.read(package)
@@ -110,6 +110,7 @@ class _Arguments:
     single_threaded: bool
     device_index: int
     verify: bool
+    map_weights: bool
 
     def check(self, *, is_signature_required: bool) -> None:
         """Check the values that do not depend on the package.
@@ -169,7 +170,9 @@ class _Loading:
         self._model = model
         self._signature = signature
         self._arguments = arguments
-        self._files = PackageFiles(package, content, name, arguments.verify)
+        self._files = PackageFiles(
+            package, content, name, arguments.verify, map_weights=arguments.map_weights
+        )
         self._device = model.device
         if model.device != "cpu" and arguments.device_index >= 0:
             self._device += f":{arguments.device_index}"

@@ -1,13 +1,15 @@
 """The files of one model of a package: copying those that running it needs, finding the weights.
 
 All files are checked against the SHA-256 of the manifest, unless the user has turned that off.
-Weights are located for memory-mapping, not copied, wherever their alignment allows it.
+Weights are located for memory-mapping, not copied, where their alignment and the user allow it.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import NoReturn
 
 from inductor_ext import exc
@@ -42,6 +44,8 @@ class PackageFiles:
         content: manifest.Manifest,
         name: str,
         verify: bool,
+        *,
+        map_weights: bool = True,
     ) -> None:
         """
         Args:
@@ -49,6 +53,8 @@ class PackageFiles:
             content: its manifest.
             name: name of the model, which must have a library.
             verify: whether to check the SHA-256 of every file used.
+            map_weights: whether weights may be mapped from the file that contains them. Default:
+                True.
 
         Raises:
             exc.BadPackageError: the library is not where it belongs.
@@ -58,6 +64,7 @@ class PackageFiles:
         self._model = content.models[name]
         self._name = name
         self._verify = verify
+        self._map_weights = map_weights
         self._prefix = f"{zip_format.MODELS_FOLDER}{name}/"
         self.library = str(self._model.library)
         if self.library.rpartition("/")[0] != self._prefix.rstrip("/"):
@@ -92,10 +99,16 @@ class PackageFiles:
         for name in sorted({*names, self.library}):
             target = os.path.join(folder, *name.split("/"))
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
-            try:
+            with self._writing(folder):
                 self._package.extract(name, target, self._digest(name))
-            except OSError as error:
-                self.raise_load_error(f"{error.strerror} while writing to {folder}", OTHER_FOLDER)
+
+    @contextlib.contextmanager
+    def _writing(self, folder: str) -> Iterator[None]:
+        """Raise `exc.ArtifactLoadError` if a file cannot be written to `folder`."""
+        try:
+            yield
+        except OSError as error:
+            self.raise_load_error(f"{error.strerror} while writing to {folder}", OTHER_FOLDER)
 
     def locate_weights(
         self, folder: str, outside: str | os.PathLike[str] | None
@@ -103,17 +116,22 @@ class PackageFiles:
         """Return where the weights can be memory-mapped; None if the model has none.
 
         Args:
-            folder: an empty entry of it is used if the package cannot be mapped.
+            folder: where they are copied to if they cannot be mapped, or are not to be.
             outside: the weights file or package that the user named.
 
         Raises:
             exc.BadPackageError: the weights are damaged.
-            exc.ArtifactLoadError: `outside` is needed, not allowed, or has other weights.
+            exc.ArtifactLoadError: `outside` is needed, not allowed, or has other weights; or
+                `folder` cannot be written.
         """
+        target = os.path.join(folder, "weights")
         name = self._model.weights
         file = self._content.files.get(name) if name is not None else self._model.outside
         if outside is not None:
-            return self._locate_outside(os.path.abspath(os.fspath(outside)), file)
+            found = self._locate_outside(os.path.abspath(os.fspath(outside)), file)
+            if self._map_weights or file is None:
+                return found
+            return self._copy(found, target, file)
         if name is None:
             if file is not None:
                 self.raise_load_error(
@@ -121,14 +139,27 @@ class PackageFiles:
                 )
             return None
         location = self._package.locate(name)
-        if location is not None and location[1] % _ALIGNMENT == 0:
+        if self._map_weights and location is not None and location[1] % _ALIGNMENT == 0:
             if self._verify and not self._is_intact(location, str(self._digest(name))):
                 self.raise_bad(f"{name} is damaged: its content does not match its SHA-256")
             return location
-        # The package is a buffer, or another tool rewrote it without alignment.
-        target = os.path.join(folder, "weights")
-        self._package.extract(name, target, self._digest(name))
+        # The package is a buffer, another tool rewrote it without alignment, or it may change.
+        with self._writing(folder):
+            self._package.extract(name, target, self._digest(name))
         return target, 0, self._package.entries[name].size
+
+    def _copy(self, location: Location, target: str, file: manifest.File) -> Location:
+        """Copy weights to the new file `target`, and return their location there."""
+        path, begin, size = location
+        folder = os.path.dirname(target)
+        with self._writing(folder), open(path, "rb") as source, open(target, "xb") as copy:
+            copy.writelines(zip_format.read_file_chunks(source.fileno(), begin, size))
+            copied = copy.tell()
+        location = target, 0, size
+        # The file may have been changed since it was checked.
+        if copied != size or (self._verify and not self._is_intact(location, file.sha256)):
+            self.raise_load_error(f"{path} has other weights", "Pass the file of this model.")
+        return location
 
     def _locate_outside(self, path: str, file: manifest.File | None) -> Location:
         if file is None:

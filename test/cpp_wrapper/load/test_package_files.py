@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -58,6 +61,44 @@ def test_weights_may_be_in_a_file_or_another_package(
     for model in models:
         check(model, plain)
     assert "shared.weights" in pathlib.Path("/proc/self/maps").read_text()
+
+
+# In a process of its own, which SIGBUS would end.
+OVERWRITTEN = """
+import sys
+import torch
+import inductor_ext
+package, weights, overwritten, verify = sys.argv[1:]
+model = inductor_ext.load(
+    package, weights=weights or None, map_weights=False, verify=verify == "True"
+)
+with open(overwritten, "r+b") as file:
+    file.truncate(0)
+torch.save(model(torch.ones(4, 8)), sys.stdout.buffer)
+"""
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("kind", ["in the package", "in a file", "in another package"])
+def test_copied_weights_survive_the_truncation_of_their_file(
+    without_weights: tuple[str, str],
+    path: str,
+    plain: Plain,
+    tmp_path: pathlib.Path,
+    kind: str,
+    verify: bool,
+) -> None:
+    package, weights = without_weights
+    if kind != "in a file":
+        overwritten = str(shutil.copy(path, tmp_path / "copy.pt2"))
+        package, weights = (overwritten, "") if kind == "in the package" else (package, overwritten)
+    run = subprocess.run(
+        [sys.executable, "-c", OVERWRITTEN, package, weights, weights or package, str(verify)],
+        capture_output=True,
+        check=True,
+    )
+    expected = plain(torch.ones(4, 8))
+    torch.testing.assert_close(torch.load(io.BytesIO(run.stdout)), expected)
 
 
 def test_other_weights_are_refused(
