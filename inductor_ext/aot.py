@@ -218,18 +218,17 @@ def _package_from(
     from inductor_ext.cpp_wrapper.signature import from_export
     from inductor_ext.cpp_wrapper.signature.guard_filter import ignore_performance_guards
 
-    signatures = {name: from_export.derive_signature(program) for name, program in programs.items()}
-    for name, program in programs.items():
-        program_workarounds.warn_of_unwritten_results(name, program)
-    self_tests = _record_self_tests(programs) if settings.aot_self_test else None
     files: dict[str, list[Any]] = {}
     artifacts: dict[str, Artifact] = {}
     memory: dict[str, dict[str, Any]] = {}
     with _compiling:
-        for name, program in programs.items():
+        self_tests = _record_self_tests(programs) if settings.aot_self_test else None
+        signatures = list(map(from_export.derive_signature, programs.values()))
+        for (name, program), signature in zip(programs.items(), signatures, strict=True):
+            program_workarounds.warn_of_unwritten_results(name, program)
             with (
                 build.collecting() as collected,
-                cpp_wrapper.check_against(signatures[name]),
+                cpp_wrapper.check_against(signature),
                 ignore_performance_guards(program),
                 events.capture(MemoryPlanRecord, this_thread=True) as records,
             ):

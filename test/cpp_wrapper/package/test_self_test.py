@@ -243,8 +243,8 @@ def test_programs_that_cannot_be_recorded(tmp_path: pathlib.Path) -> None:
             torch._check(x.sum().item() < 3)
             return x + 1
 
-    program = torch.export.export(Checked(), (torch.ones(2),))
-    program._example_inputs = ((torch.ones(2) * 9,), {})
+    program = torch.export.export(Checked(), (torch.ones(2, dtype=torch.int64),))
+    program._example_inputs = ((torch.tensor([9, 9]),), {})
     path = tmp_path / "model.pt2"
     with pytest.raises(exc.UnrecordableSelfTestError, match="eager mode raised RuntimeError"):
         inductor_ext.aoti_compile_and_package(
