@@ -9,6 +9,7 @@ and `artifact_cache*`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import threading
@@ -71,10 +72,8 @@ def aoti_compile_and_package(
     """
     programs = _check_programs(exported_program)
     output_path.check_package_path(package_path)
-    if not _compat.options_are_per_process():
-        return _compile_or_copy(programs, package_path, inductor_configs)
-    # Another compile's options would also get into the key of the artifact cache.
-    with _compiling:
+    # Options that are per process would also get into another compile's key of the artifact cache.
+    with _compiling if _compat.options_are_per_process() else contextlib.nullcontext():
         return _compile_or_copy(programs, package_path, inductor_configs)
 
 

@@ -251,6 +251,13 @@ class NotAPackageError(BadPackageError):
     remedy = "Pass a .pt2 file that was written by inductor_ext or torch, or an unpacked one."
 
 
+class UnreadablePackageError(BadPackageError):
+    """A package that the operating system does not let this process read."""
+
+    template = "Cannot read the package {path}: {why}."
+    remedy = "Check the permissions of the file and its folder."
+
+
 class UntrustedPackageError(BadPackageError):
     """A package without a valid signature by a trusted key."""
 
@@ -304,13 +311,6 @@ class MissingDependencyError(InductorExtError):
 
     template = "{feature} needs the Python package {package}, which is not installed."
     remedy = "Install it with `pip install {package}`."
-
-
-class UnreadablePackageError(BadPackageError):
-    """A package that the operating system does not let this process read."""
-
-    template = "Cannot read the package {path}: {why}."
-    remedy = "Check the permissions of the file and its folder."
 
 
 class PackageNotFoundError(InductorExtError, FileNotFoundError):

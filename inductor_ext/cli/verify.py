@@ -49,12 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
         exc.NoSelfTestError, exc.SelfTestError: see `self_test.run`.
     """
     with zip_reader.open_package(arguments.package) as package:
+        content, data = manifest.verify(package) or (None, None)
         signed = ""
         if arguments.key:
-            contents = manifest.read(package)
-            key = signing.require(package, contents[1] if contents else None, arguments.key)
-            signed = f", signed by key {key}"
-        content = manifest.verify(package)
+            signed = f", signed by key {signing.require(package, data, arguments.key)}"
         size = human_bytes(sum(entry.size for entry in package.entries.values()))
         how = "checked by SHA-256"
         if content is None:

@@ -101,11 +101,7 @@ def package(tmp_path: pathlib.Path) -> str:
 def stock(tmp_path: pathlib.Path) -> str:
     """A package as torch writes it: without a manifest."""
     path = tmp_path / "stock.pt2"
-    with open(path, "wb") as file:
-        writer = zip_writer.Writer(file, "stock")
-        for name, data in ENTRIES.items():
-            writer.add(name, data)
-        writer.finish()
+    path.write_bytes(altered_packages.write(ENTRIES, "stock"))
     return str(path)
 
 

@@ -43,10 +43,19 @@ def seal(entries: dict[str, bytes], content: Any, root: str = "net") -> bytes:
             for name, data in entries.items()
             if name != zip_format.SIGNATURES
         }
+    return write({**entries, manifest.PATH: json.dumps(content).encode()}, root)
+
+
+def write(entries: dict[str, bytes], root: str) -> bytes:
+    """A package of these entries: without a manifest, as torch writes it, unless it is one of them.
+
+    Args:
+        entries: contents by name below the root folder.
+        root: the root folder's name.
+    """
     file = io.BytesIO()
     writer = zip_writer.Writer(file, root)
     for name, data in entries.items():
         writer.add(name, data, aligned=name.endswith(".weights"))
-    writer.add(manifest.PATH, json.dumps(content).encode())
     writer.finish()
     return file.getvalue()

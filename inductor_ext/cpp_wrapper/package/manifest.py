@@ -278,12 +278,12 @@ def check_seal(package: zip_reader.Package, content: Manifest, data: bytes) -> N
             raise exc.BadPackageError(path=package.where, why=why)
 
 
-def verify(package: zip_reader.Package) -> Manifest | None:
-    """Check that no byte of a package was changed since it was written, and return its manifest.
+def verify(package: zip_reader.Package) -> tuple[Manifest, bytes] | None:
+    """Check that no byte of a package was changed since it was written.
 
     Returns:
-        None if Inductor (default) compiled the package. Then there are no digests: contents are
-        checked by CRC-32, and the records of the zip file against each other.
+        What `read` returns: None if Inductor (default) compiled the package. Then there are no
+        digests: contents are checked by CRC-32, and the zip file's records against each other.
 
     Raises:
         exc.BadPackageError: the package was changed, also by another zip program that preserves the
@@ -308,7 +308,7 @@ def verify(package: zip_reader.Package) -> Manifest | None:
         why = f"it has an entry {name!r} that its manifest does not list"
         raise exc.BadPackageError(path=package.where, why=why)
     package.verify_structure(is_own=True)
-    return content
+    return contents
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -161,9 +161,8 @@ def sign(
     with zip_reader.open_package(path) as package:
         if not package.root:
             _refuse(package, "it is a folder; sign the .pt2 file")
-        if (contents := manifest.read(package)) is None:
+        if (contents := manifest.verify(package)) is None:
             _refuse(package, "it was written by Inductor (default) and has no manifest")
-        manifest.verify(package)
         content, data = contents
         name = key_id(private.public_key().public_bytes_raw())
         own = Signature(key=name, signature=private.sign(_PURPOSE + data).hex())

@@ -16,7 +16,7 @@ import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cli import main
 from inductor_ext.cpp_wrapper.load import load as load_module
-from inductor_ext.cpp_wrapper.package import manifest, signing, zip_format, zip_reader, zip_writer
+from inductor_ext.cpp_wrapper.package import manifest, signing, zip_format, zip_reader
 from test.support import altered_packages
 from test.support.built_models import Built
 
@@ -135,11 +135,7 @@ def test_packages_that_are_not_trusted(
     signing.sign(package, bob.private)
     refused(package, f"it is signed by key {bob.id}, and trusted are {alice.id}")
     default = tmp_path / "default.pt2"
-    with open(default, "wb") as file:
-        writer = zip_writer.Writer(file, "default")
-        for name, data in ENTRIES.items():
-            writer.add(name, data)
-        writer.finish()
+    default.write_bytes(altered_packages.write(ENTRIES, "default"))
     refused(default, "it was compiled by Inductor")
 
 
