@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import inspect
+import pathlib
 import types
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
@@ -34,6 +36,18 @@ _NEWER = (
 def torch_version() -> str:
     """Return the version of the installed torch distribution, without importing it."""
     return metadata.version("torch")
+
+
+def torch_folder() -> pathlib.Path:
+    """Return the folder of the installed torch package, without importing it.
+
+    Raises:
+        ImportError: torch is not installed.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ImportError("torch is not installed")
+    return pathlib.Path(spec.origin).parent
 
 
 @functools.cache

@@ -16,7 +16,14 @@ from typing import Any
 
 from inductor_ext import _compat, exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
-from inductor_ext.cpp_wrapper.package import manifest, self_test, signing, zip_format, zip_reader
+from inductor_ext.cpp_wrapper.package import (
+    machine,
+    manifest,
+    self_test,
+    signing,
+    zip_format,
+    zip_reader,
+)
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.report.text import align_columns, format_count
@@ -144,7 +151,7 @@ def _find_misfits(
         reasons = [_find_mismatch(content, model), seal]
         if model.library is None:
             reasons.append("it has the sources of the model, but no library")
-        folders = (f"{zip_format.MODELS_FOLDER}{name}/", "data/constants/")
+        folders = (f"{zip_format.MODELS_FOLDER}{name}/", zip_format.CONSTANTS_FOLDER)
         reasons += [why for entry, why in damage.items() if entry.startswith(folders)]
         misfits[name] = "; ".join(why for why in reasons if why is not None) or None
     return misfits
@@ -152,9 +159,9 @@ def _find_misfits(
 
 def _find_mismatch(content: manifest.Manifest, model: manifest.Model) -> str | None:
     """Return why a model does not fit this machine and this torch, or None."""
-    machine = manifest.Machine.current(_compat.torch_version(), model.device)
+    here = machine.Machine.current(_compat.torch_version(), model.device)
     try:
-        manifest.check_machine(content, model, machine, "")
+        machine.check_machine(content, model, here, "")
     except exc.IncompatibleArtifactError as error:
         return str(error.fields["why"])
     return None
@@ -223,6 +230,9 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
         yield f"  CPU needs    {_format_features(model.cpu_features)}"
     if model.cuda_architectures:
         yield f"  compiled for {', '.join(model.cuda_architectures)}"
+    if model.torch_functions:
+        functions = format_count(len(model.torch_functions), "function")
+        yield f"  torch        it calls {functions} of torch (listed by --json)"
     signature = model.signature
     yield "  inputs"
     yield from _format_table(_format_inputs(signature.get("inputs", ())))

@@ -6,6 +6,8 @@ import importlib.util
 import os
 import pathlib
 
+from inductor_ext import _compat
+
 
 def artifact_folder(override: str | None = None) -> pathlib.Path:
     """Return the folder of artifacts: `override`, or else one in Inductor's cache folder."""
@@ -26,10 +28,7 @@ def default_inductor_folder() -> str:
     """
     # Importing torch._inductor takes seconds, creates the folder and sets the environment variable
     # that names it. The module that computes the path needs nothing else of Inductor.
-    torch = importlib.util.find_spec("torch")
-    if torch is None or torch.origin is None:
-        raise ImportError("torch is not installed")
-    file = pathlib.Path(torch.origin).parent / "_inductor" / "runtime" / "cache_dir_utils.py"
+    file = _compat.torch_folder() / "_inductor" / "runtime" / "cache_dir_utils.py"
     spec = importlib.util.spec_from_file_location("cache_dir_utils", file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} cannot be loaded")

@@ -22,7 +22,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import events, settings
-from inductor_ext.cpp_wrapper.build import cmake_project, compiler, gpu_code
+from inductor_ext.cpp_wrapper.build import (
+    cmake_project,
+    compiler,
+    gpu_code,
+    torch_functions,
+)
 from inductor_ext.cpp_wrapper.codegen import (
     extern_nodes,
     index_inputs,
@@ -65,6 +70,8 @@ class Artifact:
     device_type: str
     features: tuple[str, ...]
     """CPU features that the code needs."""
+    torch_functions: Mapping[str, str] | None = None
+    """The result of `torch_functions.find`; None without a shared object."""
     cuda_architectures: tuple[str, ...] = ()
     """Architectures that its GPU kernels were compiled for: "sm_90a", "compute_90a"."""
 
@@ -144,6 +151,7 @@ class ArtifactBuilder:
         """The path of the wrapper's source without ".cpp", from which other names are derived."""
         self.metadata: dict[str, str] = {}
         self.shared_object: str | None = None
+        self.torch_functions: dict[str, str] | None = None
 
     def write_sources(self, wrapper_code: str, kernel_code: str) -> None:
         """Write the C++ sources; one that contains the runtime too if there is no library."""
@@ -274,6 +282,8 @@ class ArtifactBuilder:
             build_split(build, whole, _split(program, whole, self.settings.aot_unit_size))
             if self.has_weights and not config.aot_inductor.package:
                 weights_layout.append(library, self.constants, self.plan)
+            if self.collected is not None:
+                self.torch_functions = torch_functions.find(library, tools.program)
             os.replace(library, shared_object)
             if os.path.exists(f"{library}.debug"):
                 os.replace(f"{library}.debug", f"{shared_object}.debug")
@@ -347,6 +357,7 @@ class ArtifactBuilder:
                     frozen=tuple(dict(model_info.frozen_uses(graph))),
                     device_type=self.device_type,
                     features=self.tools.target.features,
+                    torch_functions=self.torch_functions,
                     cuda_architectures=gpu_code.cuda_architectures(
                         graph, self.device_type, self.metadata
                     ),

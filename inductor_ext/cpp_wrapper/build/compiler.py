@@ -22,7 +22,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from inductor_ext import settings
+from inductor_ext import _compat, settings
 from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target
 from inductor_ext.cpp_wrapper.cache import cache
 
@@ -145,7 +145,12 @@ class Compiler:
     def identity(self, purpose: Purpose) -> str:
         """Return a hex digest of everything but the source that an object depends on."""
         return _digest(
-            [*self.program, *self._versions(), str(_torch_folder()), *self.compile_flags(purpose)]
+            [
+                *self.program,
+                *self._versions(),
+                str(_compat.torch_folder()),
+                *self.compile_flags(purpose),
+            ]
         )
 
     def library_identity(self) -> str:
@@ -361,18 +366,12 @@ class Compiler:
         _run(command)
 
 
-def _torch_folder() -> pathlib.Path:
-    import torch
-
-    return pathlib.Path(torch.__file__).parent
-
-
 def _shortened_paths() -> list[str]:
     """Return flags that shorten the paths in messages of errors.
 
     They would otherwise differ between machines, and tell where a package was built.
     """
-    return [_shorten(str(_torch_folder()), "torch"), _shorten(str(RUNTIME), "inductor_ext")]
+    return [_shorten(str(_compat.torch_folder()), "torch"), _shorten(str(RUNTIME), "inductor_ext")]
 
 
 def _shorten(folder: str, name: str) -> str:
@@ -402,7 +401,9 @@ def _split(arguments: Sequence[str]) -> list[str]:
 
 def _interface_definitions() -> list[str]:
     """Return the macros that tell interface.cpp about this torch's interface."""
-    text = (_torch_folder() / "include/torch/csrc/inductor/aoti_runtime/interface.h").read_text()
+    text = (
+        _compat.torch_folder() / "include/torch/csrc/inductor/aoti_runtime/interface.h"
+    ).read_text()
     return ["INDUCTOR_EXT_CONSTANT_PAIRS"] if "AOTInductorConstantMapEntry" in text else []
 
 

@@ -389,9 +389,7 @@ def identify_torch_files() -> str:
     The version would suffice except for a torch under development. mtimes are used because reading
     the files takes 0.8 s.
     """
-    import torch
-
-    root = pathlib.Path(torch.__file__).parent
+    root = _compat.torch_folder()
     folders = ["_inductor", "_functorch", "_decomp", "_refs", "_prims", "_export", "export", "fx"]
     folders += ["_higher_order_ops", "include/torch/csrc/inductor", "include/torch/headeronly"]
     files = []

@@ -9,10 +9,10 @@ executors convert the numbers themselves, which is detected by the header that t
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
+from inductor_ext import _compat
 from inductor_ext.cpp_wrapper.codegen import input_checks
 
 _CONVERTER = "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h"
@@ -26,9 +26,7 @@ _MEMORY_FORMATS = (0, 0, 2, 3, 1)
 
 def takes_export_numbers() -> bool:
     """Whether this torch's proxy executor converts torch.export's enum values to c10's."""
-    import torch
-
-    return (pathlib.Path(torch.__file__).parent / _CONVERTER).exists()
+    return (_compat.torch_folder() / _CONVERTER).exists()
 
 
 def for_executor(text: str) -> str:

@@ -30,6 +30,7 @@ from inductor_ext.cpp_wrapper.load.model import InductorModel, LoadedModel, Mode
 from inductor_ext.cpp_wrapper.load.native import NativeLibrary
 from inductor_ext.cpp_wrapper.load.package_files import OTHER_FOLDER, Location, PackageFiles
 from inductor_ext.cpp_wrapper.package import (
+    machine,
     manifest,
     signing,
     zip_format,
@@ -151,10 +152,8 @@ class _Loading:
         model = content.model(name, where)
         if model.library is None:
             raise exc.SourcesOnlyError(path=where, name=name)
-        machine = manifest.Machine.current(
-            str(torch.__version__), model.device, arguments.device_index
-        )
-        manifest.check_machine(content, model, machine, where)
+        here = machine.Machine.current(str(torch.__version__), model.device, arguments.device_index)
+        machine.check_machine(content, model, here, where)
         try:
             signature = Signature.from_json(model.signature)
         except exc.BadSignatureError as error:

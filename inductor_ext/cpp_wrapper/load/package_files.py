@@ -21,7 +21,6 @@ OTHER_FOLDER = (
 )
 """Remedy for errors of files in the temporary folder."""
 
-_CONSTANTS = "data/constants/"
 _ALIGNMENT = 64
 """Alignment of weights in bytes that compiled code requires."""
 
@@ -94,7 +93,8 @@ class PackageFiles:
         names = {
             name
             for name in self._package.entries
-            if name.startswith((self._prefix, _CONSTANTS)) and not name.endswith(_UNUSED)
+            if name.startswith((self._prefix, zip_format.CONSTANTS_FOLDER))
+            and not name.endswith(_UNUSED)
         }
         for name in sorted({*names, self.library}):
             target = os.path.join(folder, *name.split("/"))

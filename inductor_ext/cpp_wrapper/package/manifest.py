@@ -5,8 +5,7 @@ model, the machine requirements, the options and versions that it was compiled w
 of every file. The manifest is deterministic: the same compile gives the same bytes. It contains no
 date, path or host name unless the caller adds one.
 
-Reading checks the type of every field and preserves fields added by later versions. `check_machine`
-rejects a model that cannot run on this machine. Imports torch only to query a CUDA device.
+Reading checks the type of every field and preserves fields added by later versions.
 """
 
 from __future__ import annotations
@@ -14,14 +13,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.build import cpu_isa
 from inductor_ext.cpp_wrapper.package import zip_format, zip_reader
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import EXTRA, OPTIONAL, Size
@@ -118,6 +114,11 @@ class Model:
     kernels: tuple[Kernel, ...] = ()
     cpu_features: tuple[str, ...] = ()
     """Required CPU features, by the names of `build.cpu_isa`."""
+    torch_functions: Mapping[str, str] | None = dataclasses.field(
+        default=None, metadata={OPTIONAL: True}
+    )
+    """Functions of torch that the library calls, with their declarations, by name
+    (`build.torch_functions`). None if they are not known, and in packages of earlier versions."""
     cuda_architectures: tuple[str, ...] = ()
     """Architectures that its kernels were compiled for: "sm_90", "sm_90a", "compute_90"."""
     options: _Json = dataclasses.field(default_factory=dict)
@@ -309,123 +310,3 @@ def verify(package: zip_reader.Package) -> tuple[Manifest, bytes] | None:
         raise exc.BadPackageError(path=package.where, why=why)
     package.verify_structure(is_own=True)
     return contents
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The environment in which a model is to run."""
-
-    torch: str
-    """Version of the installed torch."""
-    cuda: str | None
-    """CUDA version that torch was built with; None without CUDA."""
-    system: str
-    """`sys.platform`."""
-    machine: str
-    """Machine type, such as "x86_64"."""
-    cpu_features: frozenset[str] | None
-    """By the names of `build.cpu_isa`; None if unknown."""
-    capability: tuple[int, int] | None = None
-    """Compute capability of the selected CUDA device; None without one."""
-
-    @classmethod
-    def current(cls, torch_version: str, device: str, index: int = -1) -> Machine:
-        """Return this machine's description for a model that runs on `device`.
-
-        Args:
-            torch_version: version of the installed torch.
-            device: the model's device type. CUDA is described only for "cuda".
-            index: index of the CUDA device. Default: -1, the current device.
-        """
-        cuda, capability = None, None
-        if device == "cuda":
-            import torch
-
-            cuda = torch.version.cuda
-            if torch.cuda.is_available():
-                capability = torch.cuda.get_device_capability(index if index >= 0 else None)
-        return cls(
-            torch=torch_version,
-            cuda=cuda,
-            system=sys.platform,
-            machine=os.uname().machine,
-            cpu_features=cpu_isa.machine_features(),
-            capability=capability,
-        )
-
-
-def check_machine(manifest: Manifest, model: Model, machine: Machine, path: str) -> None:
-    """Check that a model can run on a machine.
-
-    Compiled code depends on torch's C interface, whose layout changes with minor releases, and on
-    the CUDA runtime, which changes with major releases.
-
-    Args:
-        manifest: the manifest of the package.
-        model: the model to load.
-        machine: the environment to check against.
-        path: path of the package, for the error message.
-
-    Raises:
-        exc.IncompatibleArtifactError: the model cannot run; the message lists all reasons.
-    """
-    reasons = []
-    for name, actual in (("system", machine.system), ("machine", machine.machine)):
-        required = manifest.platform.get(name)
-        if required is not None and required != actual:
-            reasons.append(f"it was compiled for {required}, and this is {actual}")
-    fix = "Compile it again for this machine, or load it on a machine that meets its requirements"
-    torch = manifest.versions.get("torch")
-    if torch is not None and _version_prefix(torch, 2) != _version_prefix(machine.torch, 2):
-        reasons.append(f"it was compiled for torch {torch}, and this is torch {machine.torch}")
-        minor = ".".join(_version_prefix(torch, 2))
-        fix = f"Compile it again with torch {machine.torch}, or load it with torch {minor}"
-    if machine.cpu_features is not None:
-        missing_features = sorted(set(model.cpu_features) - machine.cpu_features)
-        if missing_features:
-            reasons.append(f"its code needs {', '.join(missing_features)}, which this CPU lacks")
-    if model.device == "cuda":
-        reasons += _find_cuda_mismatches(manifest, model, machine)
-    if reasons:
-        raise exc.IncompatibleArtifactError(path=path, why="; ".join(reasons), fix=fix)
-
-
-def _find_cuda_mismatches(manifest: Manifest, model: Model, machine: Machine) -> list[str]:
-    if machine.cuda is None:
-        return ["it runs on CUDA, and this torch is built without it"]
-    reasons = []
-    cuda = manifest.versions.get("cuda")
-    if cuda is not None and _version_prefix(cuda, 1) != _version_prefix(machine.cuda, 1):
-        reasons.append(f"it was compiled for CUDA {cuda}, and this torch has CUDA {machine.cuda}")
-    if machine.capability is None:
-        reasons.append("it runs on CUDA, but this machine has no CUDA device")
-    elif model.cuda_architectures and not _has_kernels_for(
-        model.cuda_architectures, machine.capability
-    ):
-        architecture = "sm_{}{}".format(*machine.capability)
-        reasons.append(
-            f"its kernels are compiled for {', '.join(model.cuda_architectures)}, and the device "
-            f"is {architecture}"
-        )
-    return reasons
-
-
-def _version_prefix(version: str, count: int) -> tuple[str, ...]:
-    return tuple(re.split(r"[.+]", version)[:count])
-
-
-def _has_kernels_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
-    for architecture in architectures:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
-        if match is None:
-            continue
-        compiled = int(match[2]), int(match[3])
-        if match[1] == "compute" and not match[4]:
-            fits = capability >= compiled  # PTX: the driver compiles it for any later device
-        elif match[4] == "a":
-            fits = capability == compiled
-        else:
-            fits = capability[0] == compiled[0] and capability[1] >= compiled[1]
-        if fits:
-            return True
-    return False

@@ -215,6 +215,7 @@ def _describe_model(
             for kernel in artifact.kernels
         ),
         cpu_features=artifact.features,
+        torch_functions=artifact.torch_functions,
         cuda_architectures=artifact.cuda_architectures,
         options={key: _to_json(value) for key, value in sorted(options.items())},
         memory=dict(memory),

@@ -20,6 +20,9 @@ from typing import TypeAlias
 MODELS_FOLDER = "data/aotinductor/"
 """Prefix of the entries of compiled models, followed by the model name."""
 
+CONSTANTS_FOLDER = "data/constants/"
+"""Prefix of the entries of pickled objects (TorchBind)."""
+
 PAGE = 65536
 """Alignment in bytes of entries to be memory-mapped: the largest page size in use."""
 
