@@ -37,6 +37,7 @@ __all__ = [
     "ForeignConstantError",
     "HookError",
     "IncompatibleArtifactError",
+    "IncompatibleReloadError",
     "InductorExtError",
     "InputMismatchError",
     "KernelBuildError",
@@ -457,6 +458,13 @@ class ConstantMismatchError(InductorExtError):
 
     template = "Cannot update the constants of the model: {why}."
     remedy = "{fix}"
+
+
+class IncompatibleReloadError(InductorExtError):
+    """A package whose model is called in another way than the model that it was to replace."""
+
+    template = "The package {path} cannot replace the loaded model: {why}."
+    remedy = "The loaded model is unchanged. Load the package on its own with inductor_ext.load."
 
 
 class UncopyableModelError(InductorExtError, TypeError):

@@ -102,4 +102,4 @@ X = torch.ones(4, 8)
 
 def library_of(model: Model) -> NativeLibrary:
     """The shared library of a loaded model."""
-    return model._library
+    return model._instance.library

@@ -31,6 +31,8 @@ _DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 class Convention:
     """The calling convention of one model."""
 
+    specs: tuple[str, str]
+    """The structures of the arguments and of the results, serialized."""
     plain: int
     """Number of inputs if all are positional tensors, else -1. Such calls need no flattening."""
     flatten: Callable[[tuple[Any, ...], Mapping[str, Any]], list[torch.Tensor]]
@@ -61,6 +63,7 @@ class Convention:
             exc.UnknownNodeError: a structure has a class that is not registered with pytree in this
                 process, and for which there is no replacement (`result_record`).
         """
+        self.specs = in_spec, out_spec
         classes = signature.result_classes if signature is not None else ()
         inputs, outputs = _load_spec(in_spec, path), _load_spec(out_spec, path, classes)
         arguments = inputs.children() if not inputs.is_leaf() else []

@@ -26,7 +26,8 @@ import torch
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load import calling_convention
-from inductor_ext.cpp_wrapper.load.model import InductorModel, LoadedModel, Model
+from inductor_ext.cpp_wrapper.load.instance import ExtensionInstance, InductorInstance
+from inductor_ext.cpp_wrapper.load.model import InductorModel, LoadedModel, Model, Path
 from inductor_ext.cpp_wrapper.load.native import NativeLibrary
 from inductor_ext.cpp_wrapper.load.package_files import OTHER_FOLDER, Location, PackageFiles
 from inductor_ext.cpp_wrapper.package import (
@@ -43,14 +44,14 @@ _RUNNERS = {"cpu": "AOTIModelContainerRunnerCpu", "cuda": "AOTIModelContainerRun
 
 
 def load(
-    path: str | os.PathLike[str] | IO[bytes],
+    path: Path | IO[bytes],
     model_name: str = "model",
     *,
     num_runners: int = 1,
     run_single_threaded: bool = False,
     device_index: int = -1,
     verify: bool = True,
-    weights: str | os.PathLike[str] | None = None,
+    weights: Path | None = None,
     map_weights: bool = True,
     require_signature: signing.Key | Sequence[signing.Key] | None = None,
 ) -> LoadedModel:
@@ -90,16 +91,34 @@ def load(
         exc.UntrustedPackageError, exc.BadKeyError, exc.MissingDependencyError: see `signing`.
     """
     arguments = _Arguments(
-        model_name, num_runners, run_single_threaded, device_index, verify, map_weights
+        name=model_name,
+        num_runners=num_runners,
+        single_threaded=run_single_threaded,
+        device_index=device_index,
+        verify=verify,
+        weights=weights,
+        map_weights=map_weights,
+        keys=require_signature,
     )
-    arguments.check(is_signature_required=require_signature is not None)
+    arguments.check()
+    return _load(path, arguments)
+
+
+def _load(path: Path | IO[bytes], arguments: _Arguments) -> LoadedModel:
+    def load_again(other: Path | IO[bytes], weights: Path | None) -> LoadedModel:
+        again = arguments
+        if weights is not None:
+            again = dataclasses.replace(arguments, weights=weights)
+        return _load(other, again)
+
     with zip_reader.open_package(path) as package:
         content = manifest.read(package)
-        if require_signature is not None:
-            signing.require(package, content[1] if content else None, require_signature)
+        if arguments.keys is not None:
+            signing.require(package, content[1] if content else None, arguments.keys)
         if content is None:
-            return _load_default(package, arguments, weights)
-        return _Loading(package, *content, arguments).load(weights)
+            return InductorModel(arguments.name, _load_default(package, arguments), load_again)
+        instance = _Loading(package, *content, arguments).load()
+        return Model(arguments.name, instance, load_again)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,9 +130,11 @@ class _Arguments:
     single_threaded: bool
     device_index: int
     verify: bool
+    weights: Path | None
     map_weights: bool
+    keys: signing.Key | Sequence[signing.Key] | None
 
-    def check(self, *, is_signature_required: bool) -> None:
+    def check(self) -> None:
         """Check the values that do not depend on the package.
 
         Raises:
@@ -128,7 +149,7 @@ class _Arguments:
                 allowed="an integer of at least 1",
                 default=1,
             )
-        if is_signature_required and not self.verify:
+        if self.keys is not None and not self.verify:
             allowed = "True if a signature is required, which covers the digests of the files"
             raise exc.BadArgumentError(name="verify", actual=self.verify, allowed=allowed)
 
@@ -176,7 +197,7 @@ class _Loading:
         if model.device != "cpu" and arguments.device_index >= 0:
             self._device += f":{arguments.device_index}"
 
-    def load(self, weights: str | os.PathLike[str] | None) -> Model:
+    def load(self) -> ExtensionInstance:
         if self._model.device not in _RUNNERS:
             why = f"it runs on {self._model.device}, for which there is no AOTI runner"
             self._files.raise_load_error(why)
@@ -184,10 +205,10 @@ class _Loading:
         loaded = None
         try:
             self._files.extract(folder)
-            location = self._files.locate_weights(folder, weights)
+            location = self._files.locate_weights(folder, self._arguments.weights)
             library = self._open_library(os.path.join(folder, self._files.library))
             try:
-                loaded = self._create_model(library, folder, location)
+                loaded = self._create_instance(library, folder, location)
             except BaseException:
                 library.close()
                 raise
@@ -213,13 +234,13 @@ class _Loading:
             )
         return library
 
-    def _create_model(
+    def _create_instance(
         self, library: NativeLibrary, folder: str, location: Location | None
-    ) -> Model:
+    ) -> ExtensionInstance:
         path = os.path.join(folder, self._files.library)
         runner = self._create_runner(library, path, location)
         self._compare(runner)
-        return Model(
+        return ExtensionInstance(
             path=self._package.path,
             name=self._arguments.name,
             content=self._content,
@@ -262,14 +283,10 @@ def _read_metadata(library_path: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in content.items()}
 
 
-def _load_default(
-    package: zip_reader.Package,
-    arguments: _Arguments,
-    weights: str | os.PathLike[str] | None,
-) -> InductorModel:
+def _load_default(package: zip_reader.Package, arguments: _Arguments) -> InductorInstance:
     """Load a package compiled by Inductor (default)."""
     where, name = package.where, arguments.name
-    if weights is not None:
+    if arguments.weights is not None:
         why = "it was compiled by Inductor (default), so its weights are in the package"
         raise exc.ArtifactLoadError(path=where, name=name, why=why, fix="")
     if arguments.verify:
@@ -286,7 +303,7 @@ def _load_default(
         except RuntimeError as error:
             why = str(error).splitlines()[0].rstrip(".")
             raise exc.ArtifactLoadError(path=where, name=name, why=why, fix="") from None
-    return InductorModel(package.path, name, loader)
+    return InductorInstance(package.path, loader)
 
 
 @contextlib.contextmanager

@@ -7,27 +7,31 @@ that Inductor (default) compiled. Errors are raised as classes of `exc`.
 from __future__ import annotations
 
 import abc
-import re
-import weakref
+import os
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, SupportsIndex
+from typing import IO, Any, NoReturn, SupportsIndex, TypeAlias
 
 import torch
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.load import calling_convention
 from inductor_ext.cpp_wrapper.load.constants import (
-    ConstantRules,
     IncompatibleKeys,
     raise_mismatch,
     view_constant,
 )
-from inductor_ext.cpp_wrapper.load.native import ErrorCode, NativeLibrary
+from inductor_ext.cpp_wrapper.load.instance import (
+    ExtensionInstance,
+    InductorInstance,
+    Instance,
+)
+from inductor_ext.cpp_wrapper.load.native import ErrorCode
 from inductor_ext.cpp_wrapper.package import manifest
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 
-_Args = tuple[Any, ...]
-_Kwargs = Mapping[str, Any]
+Path: TypeAlias = "str | os.PathLike[str]"
+Loader: TypeAlias = "Callable[[Path | IO[bytes], Path | None], LoadedModel]"
+"""Loads a model from a path or buffer, with weights from a path or those of the first load."""
 
 
 class LoadedModel(abc.ABC):
@@ -36,30 +40,35 @@ class LoadedModel(abc.ABC):
     Several threads may call it concurrently; up to `num_runners` of them run at the same time.
     """
 
-    path: str
-    """Path of the package; empty for a buffer."""
     model_name: str
     """Name of the model in the package."""
-    signature: Signature | None
-    """Signature of a call; None for a package compiled by Inductor (default)."""
-    manifest: manifest.Manifest | None
-    """Manifest of the package; None for a package compiled by Inductor (default)."""
 
-    def __init__(
-        self,
-        path: str,
-        name: str,
-        run: Callable[[Any], Any],
-        convention: calling_convention.Convention,
-    ) -> None:
-        self.path = path
+    def __init__(self, name: str, instance: Instance, load: Loader) -> None:
+        """
+        Args:
+            name: name of the model in its package.
+            instance: the model in memory.
+            load: calls `inductor_ext.load` with the arguments that this model was loaded with.
+        """
         self.model_name = name
-        self.signature = None
-        self.manifest = None
-        self._run = run
-        self._convention = convention
-        self._plain = convention.plain
-        self._restore = convention.restore
+        self._instance = instance
+        self._load = load
+        self._reloading = threading.Lock()
+
+    @property
+    def path(self) -> str:
+        """Path of the package; empty for a buffer."""
+        return self._instance.path
+
+    @property
+    def signature(self) -> Signature | None:
+        """Signature of a call; None for a package compiled by Inductor (default)."""
+        return self._instance.signature
+
+    @property
+    def manifest(self) -> manifest.Manifest | None:
+        """Manifest of the package; None for a package compiled by Inductor (default)."""
+        return self._instance.content
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
@@ -75,25 +84,60 @@ class LoadedModel(abc.ABC):
             exc.ArtifactRunError: the call failed at run time. A model compiled by Inductor
                 (default) raises RuntimeError instead.
         """
+        instance = self._instance
         # Fast path for positional tensors; torch's binding raises TypeError for anything else.
-        if len(args) == self._plain and not kwargs:
+        if len(args) == instance.plain and not kwargs:
             try:
-                outputs = self._run(args)
+                outputs = instance.run(args)
             except (RuntimeError, TypeError) as error:
-                self._translate(error, args, kwargs)
+                instance.translate(error, args, kwargs)
                 raise
         else:
-            tensors = self._convention.flatten(args, kwargs)
+            tensors = instance.convention.flatten(args, kwargs)
             try:
-                outputs = self._run(tensors)
+                outputs = instance.run(tensors)
             except RuntimeError as error:
-                self._translate(error, args, kwargs)
+                instance.translate(error, args, kwargs)
                 raise
-        return self._restore(outputs)
+        return instance.restore(outputs)
 
-    @abc.abstractmethod
-    def _translate(self, error: Exception, args: _Args, kwargs: _Kwargs) -> None:
-        """Raise a more specific error in place of `error`, if there is one."""
+    def reload(
+        self,
+        path: Path | IO[bytes] | None = None,
+        *,
+        weights: Path | None = None,
+    ) -> None:
+        """Replace the model by the one of another package, while calls continue.
+
+        Calls that have begun end with the model that they began with; later calls use the new one.
+        The old model is destroyed, and its file no longer used, after its last call. Until then
+        both are in memory. Constants have the values of the new package. If an error is raised,
+        the old model stays.
+
+        Args:
+            path: as for `inductor_ext.load`. Default: None, the path of the present package, whose
+                file another one has replaced.
+            weights: as for `inductor_ext.load`. Default: None, the argument of the first load.
+
+        Raises:
+            exc.InductorExtError: see `inductor_ext.load`, whose other arguments are those of the
+                first load.
+            exc.IncompatibleReloadError: the new model is called in another way: the structure of
+                the arguments or results, or the name, dtype, device or number of dimensions of one
+                differs. Ranges of sizes may differ.
+            exc.BadArgumentError: `path` is None, and the present package was a buffer.
+        """
+        with self._reloading:
+            if path is None and not self.path:
+                allowed = "a path or a buffer: the present package was a buffer, which has no path"
+                raise exc.BadArgumentError(name="path", actual=None, allowed=allowed)
+            loaded = self._load(self.path if path is None else path, weights)
+            why = self._instance.find_difference(loaded._instance)
+            if type(loaded) is not type(self):
+                why = "one of the two packages was compiled by Inductor (default)"
+            if why is not None:
+                raise exc.IncompatibleReloadError(path=loaded.path or "in a buffer", why=why)
+            self._instance = loaded._instance
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse `copy.copy`, `copy.deepcopy` and pickle: the weights would be shared or lost.
@@ -250,75 +294,26 @@ class LoadedModel(abc.ABC):
 class Model(LoadedModel):
     """A model of a package compiled by the extension."""
 
-    def __init__(
-        self,
-        *,
-        path: str,
-        name: str,
-        content: manifest.Manifest,
-        signature: Signature,
-        convention: calling_convention.Convention,
-        runner: Any,
-        library: NativeLibrary,
-        metadata: dict[str, str],
-        device: str,
-    ) -> None:
-        super().__init__(path, name, runner.run, convention)
-        self.manifest = content
-        self.signature = signature
-        self._runner = runner
-        self._library = library
-        self._container = library.last_container()
-        self._metadata = metadata
-        fqns = runner.get_constant_names_to_original_fqns()
-        described = content.models[name]
-        self._index_inputs = {
-            kernel.name: kernel.index_inputs for kernel in described.kernels if kernel.index_inputs
-        }
-        self._rules = ConstantRules(
-            fqns, described.constants, device, described.frozen, described.state
-        )
-        # Runs before the runner is destroyed. The runner's own handle keeps the library loaded
-        # until then.
-        weakref.finalize(self, library.close).atexit = False
-
-    def _translate(self, error: Exception, args: _Args, kwargs: _Kwargs) -> None:
-        if isinstance(error, TypeError):
-            self._convention.flatten(args, kwargs)
-            return
-        why = self._library.last_error()
-        if why:
-            code = self._library.last_error_code()
-            translated: exc.InductorExtError | None = None
-            if code is ErrorCode.INPUT:
-                translated = exc.InputMismatchError(why=why)
-            elif code is ErrorCode.BUDGET:
-                translated = exc.MemoryBudgetCallError.from_message(why)
-            raise (translated or self._run_error(why)) from None
-
-    def _run_error(self, why: str) -> exc.ArtifactRunError:
-        details = self._library.last_error_details()
-        raised = re.match(r"Exception raised from (\w+) at ", details)
-        inputs = self._index_inputs.get(raised[1], {}) if raised else {}
-        why = _describe_index_error(why, inputs.get(why))
-        return exc.ArtifactRunError(why=why, details=details)
+    _instance: ExtensionInstance
 
     def get_metadata(self) -> dict[str, str]:
-        return dict(self._metadata)
+        return dict(self._instance.metadata)
 
     def get_constant_fqns(self) -> list[str]:
-        return list(self._rules.names)
+        return list(self._instance.rules.names)
 
     def load_state_dict(
         self, state_dict: Mapping[str, torch.Tensor], strict: bool = True
     ) -> IncompatibleKeys:
-        values, keys = self._rules.match_state(state_dict, strict=strict)
-        self._update(values, False, False, False, True)
+        instance = self._instance
+        values, keys = instance.rules.match_state(state_dict, strict=strict)
+        _update(instance, values, allow_h2d_copy=True)
         return keys
 
     def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
-        tensors = self._runner.extract_constants_map(inactive)
-        return {name: view_constant(tensor, self) for name, tensor in tensors.items()}
+        instance = self._instance
+        tensors = instance.runner.extract_constants_map(inactive)
+        return {name: view_constant(tensor, instance) for name, tensor in tensors.items()}
 
     def _update(
         self,
@@ -328,62 +323,55 @@ class Model(LoadedModel):
         user_managed: bool,
         allow_h2d_copy: bool,
     ) -> None:
-        tensors = self._rules.convert(
-            constants_map, user_managed=user_managed, allow_h2d_copy=allow_h2d_copy
-        )
-        try:
-            self._runner.update_constant_buffer(tensors, inactive, full, user_managed)
-        except RuntimeError as error:
-            why = self._library.last_error() or str(error)
-            if self._library.last_error_code() is ErrorCode.FAILURE:
-                raise self._run_error(why) from None
-            raise_mismatch(why)
+        _update(self._instance, constants_map, inactive, full, user_managed, allow_h2d_copy)
 
     def swap_constants(self) -> None:
+        instance = self._instance
         try:
-            self._runner.swap_constant_buffer()
+            instance.runner.swap_constant_buffer()
         except RuntimeError as error:
-            raise self._run_error(self._library.last_error() or str(error)) from None
+            raise instance.run_error(instance.library.last_error() or str(error)) from None
 
     def fold_constants(self, *, inactive: bool = False) -> None:
-        if not self._library.fold(self._container, inactive):
-            raise self._run_error(self._library.last_error() or "folding the constants failed")
+        instance = self._instance
+        if not instance.library.fold(instance.container, inactive):
+            why = instance.library.last_error() or "folding the constants failed"
+            raise instance.run_error(why)
 
     def free_inactive_constants(self) -> None:
-        self._runner.free_inactive_constant_buffer()
+        self._instance.runner.free_inactive_constant_buffer()
 
 
-def _describe_index_error(why: str, source: str | None) -> str:
-    """Replace the expression of a failed check of an index by the size that it must be below.
-
-    Args:
-        why: the text of the error.
-        source: the input that the index comes from; None if that is not known.
-    """
-    match = re.fullmatch(r"index out of bounds: 0 <= \w+ < (\d+)L*", why)
-    if match is None:
-        return why
-    index = "An index" if source is None else f"An index from input '{source}'"
-    return f"{index} is out of bounds for a dimension of size {match[1]}"
+def _update(
+    instance: ExtensionInstance,
+    constants_map: Mapping[str, torch.Tensor],
+    inactive: bool = False,
+    full: bool = False,
+    user_managed: bool = False,
+    allow_h2d_copy: bool = False,
+) -> None:
+    tensors = instance.rules.convert(
+        constants_map, user_managed=user_managed, allow_h2d_copy=allow_h2d_copy
+    )
+    try:
+        instance.runner.update_constant_buffer(tensors, inactive, full, user_managed)
+    except RuntimeError as error:
+        why = instance.library.last_error() or str(error)
+        if instance.library.last_error_code() is ErrorCode.FAILURE:
+            raise instance.run_error(why) from None
+        raise_mismatch(why)
 
 
 class InductorModel(LoadedModel):
     """A model of a package compiled by Inductor (default), loaded by torch's own loader."""
 
-    def __init__(self, path: str, name: str, loader: Any) -> None:
-        in_spec, out_spec = loader.get_call_spec()
-        convention = calling_convention.Convention(in_spec, out_spec, None, path)
-        super().__init__(path, name, loader.run, convention)
-        self._loader = loader
-
-    def _translate(self, error: Exception, args: _Args, kwargs: _Kwargs) -> None:
-        """Keep torch's error."""
+    _instance: InductorInstance
 
     def get_metadata(self) -> dict[str, str]:
-        return dict(self._loader.get_metadata())
+        return dict(self._instance.loader.get_metadata())
 
     def get_constant_fqns(self) -> list[str]:
-        return list(self._loader.get_constant_fqns())
+        return list(self._instance.loader.get_constant_fqns())
 
     def load_state_dict(
         self, state_dict: Mapping[str, torch.Tensor], strict: bool = True
@@ -405,7 +393,7 @@ class InductorModel(LoadedModel):
                 "Compile it without freezing to update them",
             )
         try:
-            self._loader.load_constants(dict(constants_map), inactive, full, user_managed)
+            self._instance.loader.load_constants(dict(constants_map), inactive, full, user_managed)
         except RuntimeError as error:
             raise_mismatch(str(error).splitlines()[0].rstrip("."))
 

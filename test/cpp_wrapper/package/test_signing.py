@@ -330,6 +330,17 @@ class TestLoad:
                 inductor_ext.load(path, require_signature=bob.public)
         opened.assert_not_called()
 
+    def test_reload_requires_it_too(
+        self, tied: Built, signed: pathlib.Path, alice: Pair, tmp_path: pathlib.Path
+    ) -> None:
+        model = inductor_ext.load(signed, require_signature=alice.public)
+        unsigned = tmp_path / "unsigned.pt2"
+        unsigned.write_bytes(pathlib.Path(tied.path).read_bytes())
+        with pytest.raises(exc.UntrustedPackageError):
+            model.reload(unsigned)
+        assert model.path == str(signed)
+        model.reload()
+
     def test_a_signature_needs_digests(self, signed: pathlib.Path, alice: Pair) -> None:
         with pytest.raises(exc.BadOptionError, match="True if a signature is required"):
             inductor_ext.load(signed, require_signature=alice.public, verify=False)

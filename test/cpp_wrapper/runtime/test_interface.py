@@ -144,8 +144,8 @@ class TestExternalConstants:
         assert "is not among the constants that the model was created with" in external.error
 
     def test_a_model_reports_its_own_weights(self, tied: Built) -> None:
-        loaded, container = ctypes.c_bool(), ctypes.c_void_p(tied.loaded._container)
-        library = tied.loaded._library._library
+        loaded, container = ctypes.c_bool(), ctypes.c_void_p(tied.loaded._instance.container)
+        library = tied.loaded._instance.library._library
         query = library.AOTInductorModelContainerDidCallLoadConstants
         assert query(container, ctypes.byref(loaded)) == 0
         assert loaded.value
