@@ -62,7 +62,8 @@ def aoti_compile_and_package(
     Raises:
         exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadWeightsFileError,
         exc.BadModelNameError, exc.UnknownOptionError, exc.BadOptionError,
-        exc.UnsupportedTorchError, exc.UncheckableInputError, exc.MissingToolchainError,
+        exc.UnsupportedTorchError, exc.UncheckableInputError, exc.UnserializableClassError,
+        exc.MissingToolchainError,
         exc.UnsupportedLevelError: before anything is compiled or written. BadPackagePathError and
             BadWeightsFileError are also raised later if writing fails, for example because the disk
             is full.

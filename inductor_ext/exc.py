@@ -74,6 +74,7 @@ __all__ = [
     "UnknownVariableError",
     "UnreadablePackageError",
     "UnrecordableSelfTestError",
+    "UnserializableClassError",
     "UnsignablePackageError",
     "UnsupportedArtifactError",
     "UnsupportedCompileModeError",
@@ -266,6 +267,16 @@ class UntrustedPackageError(BadPackageError):
     remedy = (
         "Nothing was loaded from it. Sign it with `inductor-ext sign`, or pass the public key of "
         "whoever has signed it."
+    )
+
+
+class UnserializableClassError(InductorExtError, NotImplementedError):
+    """An exported program whose arguments or results have a class that a package cannot store."""
+
+    template = "The {what} of the exported program cannot be described in a package: {why}."
+    remedy = (
+        'Register the class with serialized_type_name="..." (torch.export.register_dataclass, '
+        "torch.utils._pytree.register_pytree_node), or use a dict or a tuple instead."
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,6 +71,8 @@ def derive_signature(program: ExportedProgram) -> Signature:
     Raises:
         exc.UncheckableInputError: an input is of an unsupported kind, or one of its sizes or
             strides is not an integer expression.
+        exc.UnserializableClassError: arguments or results contain a class that is registered with
+            pytree without a name for serialization.
     """
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
@@ -87,8 +90,8 @@ def derive_signature(program: ExportedProgram) -> Signature:
         inputs=inputs,
         outputs=_describe_outputs(program),
         symbols=_list_symbols(program, inputs),
-        in_spec=_dump_spec(program.call_spec.in_spec),
-        out_spec=_dump_spec(program.call_spec.out_spec),
+        in_spec=_dump_spec(program.call_spec.in_spec, "arguments"),
+        out_spec=_dump_spec(program.call_spec.out_spec, "results"),
         result_classes=find_result_classes(program.call_spec.out_spec),
     )
     environment = find_shape_environment(node.meta.get("val") for node in placeholders)
@@ -381,5 +384,28 @@ def _show_size(value: Any) -> Extent:
     return node if isinstance(node, int) else expression.show(node)
 
 
-def _dump_spec(spec: Any) -> str:
-    return "" if spec is None else pytree.treespec_dumps(spec)
+def _dump_spec(spec: Any, what: str) -> str:
+    if spec is None:
+        return ""
+    try:
+        return pytree.treespec_dumps(spec)
+    except (NotImplementedError, TypeError) as error:
+        name = _find_unserializable(spec)
+        why = str(error).rstrip(".") if name is None else f"{name} has no name for serialization"
+        raise exc.UnserializableClassError(what=what, why=why) from None
+
+
+def _find_unserializable(spec: Any) -> str | None:
+    """Return the name of a class that is registered without a name for serialization, if any."""
+    if spec.is_leaf():
+        return None
+    # All named tuples have one type; their class is the context.
+    cls = spec.context if spec.type is namedtuple else spec.type
+    registered = pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
+    if (
+        registered is None
+        or registered.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND
+    ):
+        return f"{cls.__module__}.{cls.__qualname__}"
+    names = map(_find_unserializable, spec.children())
+    return next((name for name in names if name is not None), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -339,3 +339,32 @@ def test_an_object_is_rejected_by_name() -> None:
     with pytest.raises(exc.UncheckableInputError, match=r"object of class test\.Thing") as raised:
         from_export.derive_signature(program)
     assert "aot_check_inputs" not in str(raised.value)  # it would not help
+
+
+class Unnamed:
+    """Registered with pytree without a name for serialization."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class UnnamedTuple(NamedTuple):
+    x: torch.Tensor
+
+
+pytree.register_pytree_node(
+    Unnamed, lambda value: ([value.x], None), lambda values, _: Unnamed(*values)
+)
+
+
+@pytest.mark.parametrize("cls", [Unnamed, UnnamedTuple])
+def test_classes_without_a_serialized_name_are_refused_by_name(cls: Any) -> None:
+    program = export(lambda x: {"value": [cls(x + 1)]}, torch.ones(3))
+    with pytest.raises(exc.UnserializableClassError) as raised:
+        from_export.derive_signature(program)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    assert str(raised.value).startswith(
+        "The results of the exported program cannot be described in a package: "
+        f"{name} has no name for serialization. Register the class"
+    )
+    assert isinstance(raised.value, NotImplementedError)
