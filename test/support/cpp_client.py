@@ -6,13 +6,15 @@ the address sanitizer where g++ has one, so that every test is also one of memor
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import pathlib
 import re
 import subprocess
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -105,8 +107,8 @@ def documented_code() -> str:
     return code
 
 
-def build_driver(folder: pathlib.Path, sanitizer: str | None) -> Driver:
-    """Build the driver, with the documented code in it.
+def build_driver(folder: pathlib.Path, sanitizer: str | None) -> pathlib.Path:
+    """Build the driver, with the documented code in it, and return its path.
 
     Args:
         folder: where to.
@@ -115,35 +117,39 @@ def build_driver(folder: pathlib.Path, sanitizer: str | None) -> Driver:
     (folder / "documented.inc").write_text(documented_code())
     flags = SANITIZERS[sanitizer] if sanitizer else ()
     target = folder / f"driver-{sanitizer}"
-    build(TESTS / "driver.cpp", target, "-O0", "-g1", f"-I{folder}", *flags)
-    return Driver(target)
+    return build(TESTS / "driver.cpp", target, "-O0", "-g1", f"-I{folder}", *flags)
 
 
-@dataclass(frozen=True)
 class Driver:
-    """The program that executes commands."""
+    """A process of the driver, which executes commands until `close`."""
 
-    path: pathlib.Path
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def run(self, *commands: Sequence[object], **variables: str) -> list[Reply]:
-        """Execute commands, which are a name and arguments, in one process.
-
+    def __init__(self, path: pathlib.Path, **variables: str) -> None:
+        """
         Args:
-            commands: a mapping as the last argument has options.
+            path: the program.
             variables: of the environment.
         """
-        lines = ["\t".join(_flatten(command)) for command in commands]
-        done = subprocess.run(
-            [str(self.path)],
-            input="\n".join(lines) + "\n",
-            capture_output=True,
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", **_REPORTS, **variables},
         )
-        assert done.returncode == 0, f"{done.returncode}: {done.stderr[:4000]}"
-        replies = [_parse(line) for line in done.stdout.splitlines()]
-        assert len(replies) == len(lines), done.stdout
+
+    def run(self, *commands: Sequence[object]) -> list[Reply]:
+        """Execute commands, which are a name and arguments; a mapping has the options of `load`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        replies = []
+        for command in commands:
+            self._process.stdin.write("\t".join(_flatten(command)) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+            assert line, f"the driver ended: {self.errors()}"
+            replies.append(_parse(line.removesuffix("\n")))
         return replies
 
     def call(
@@ -155,6 +161,23 @@ class Driver:
         loaded, ran = self.run(("load", package, options), ("run", source, target))
         assert loaded.kind is None, loaded
         return torch.load(target) if ran.kind is None else ran
+
+    def errors(self) -> str:
+        """What the process has written to stderr, such as reports of a sanitizer."""
+        self._errors.seek(0)
+        return self._errors.read()[:8000]
+
+    def wait(self) -> int:
+        """End the process and return its exit code."""
+        with contextlib.suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        return self._process.wait(timeout=600)
+
+    def close(self) -> None:
+        """End the process, and assert that there is no report, also of leaks."""
+        assert self.wait() == 0, self.errors()
+        assert "Sanitizer" not in self.errors(), self.errors()
 
 
 def _flatten(command: Sequence[object]) -> list[str]:

@@ -9,9 +9,8 @@ import hashlib
 import pathlib
 import re
 import shutil
-import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -85,9 +84,20 @@ def path(net: Net, lookup: Lookup, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The driver's folder for temporary files."""
+    return tmp_path_factory.mktemp("temporary")
+
+
+@pytest.fixture(scope="module")
+def driver(
+    tmp_path_factory: pytest.TempPathFactory, temporary: pathlib.Path
+) -> Iterator[Driver]:
     sanitizer = "address" if cpp_client.has_sanitizer("address") else None
-    return cpp_client.build_driver(tmp_path_factory.mktemp("driver"), sanitizer)
+    program = cpp_client.build_driver(tmp_path_factory.mktemp("driver"), sanitizer)
+    process = Driver(program, TMPDIR=str(temporary))
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +106,10 @@ def entries(path: pathlib.Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_remains(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _nothing_remains(temporary: pathlib.Path) -> Iterator[None]:
     """The folder for temporary files is empty after each test."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
     yield
-    assert list(folder.iterdir()) == []
+    assert list(temporary.iterdir()) == []
 
 
 def write(folder: pathlib.Path, data: bytes) -> pathlib.Path:
@@ -428,10 +435,10 @@ class TestCallErrors:
     ) -> None:
         inputs = [torch.tensor([1, 10, 2]), torch.tensor(2)]
         reply = driver.call(path, inputs, tmp_path, model_name="lookup")
-        assert reply.kind is Kind.RUN
-        assert reply.text == (
-            "An index from input 'ids' is out of bounds for a dimension of size 10."
-        )
+        with pytest.raises(exc.ArtifactRunError) as error:
+            inductor_ext.load(path, "lookup")(inputs[0], 2, "sum")
+        assert (reply.kind, reply.text) == (Kind.RUN, str(error.value))
+        assert re.fullmatch(r"An index .*is out of bounds for a dimension of size 10\.", reply.text)
         assert "Exception raised from" in reply.details
 
     def test_more_memory_than_the_budget(
@@ -701,9 +708,12 @@ class TestManifest:
         assert "it was written by inductor_ext, but its manifest is missing" in reply.text
 
 
-def test_no_folder_for_temporary_files(driver: Driver, path: pathlib.Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder).chmod(0o500)
-        (reply,) = driver.run(("load", path), TMPDIR=f"{folder}/missing")
-    # The standard library then uses /tmp.
-    assert reply.kind is None
+def test_a_folder_that_cannot_be_written(
+    driver: Driver, path: pathlib.Path, temporary: pathlib.Path
+) -> None:
+    _, reply, _ = driver.run(
+        ("setenv", "TMPDIR", "/proc"), ("load", path), ("setenv", "TMPDIR", temporary)
+    )
+    assert reply.kind is Kind.LOAD
+    assert "while writing to" in reply.text
+    assert reply.text.endswith("(mount option noexec), set TMPDIR to another.")

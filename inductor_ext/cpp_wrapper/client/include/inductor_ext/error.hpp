@@ -47,9 +47,19 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-// A text in single quotes.
+// A text in single quotes, with escapes for backslashes and control characters.
 inline std::string in_quotes(const std::string& text) {
-  return "'" + text + "'";
+  std::string quoted = "'";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (code < 0x20 || code == 0x7F) {
+      const char* const digits = "0123456789abcdef";
+      quoted += std::string("\\x") + digits[code >> 4] + digits[code & 15];
+    } else {
+      quoted += c == '\\' ? "\\\\" : std::string(1, c);
+    }
+  }
+  return quoted + "'";
 }
 
 inline std::string joined(const std::vector<std::string>& parts, const std::string& separator = ", ") {
