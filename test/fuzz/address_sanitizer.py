@@ -75,10 +75,10 @@ def _find_library(name: str) -> Path | None:
     return path.resolve() if path.is_absolute() and path.exists() else None
 
 
-def write_compiler(folder: Path, flags: str = _FLAGS) -> Path:
+def write_compiler(folder: Path) -> Path:
     """Write a g++ that instruments what it compiles; return its path."""
     path = folder / "g++"
-    path.write_text(f'#!/bin/sh\nexec env -u LD_PRELOAD {shutil.which("g++")} "$@" {flags}\n')
+    path.write_text(f'#!/bin/sh\nexec env -u LD_PRELOAD {shutil.which("g++")} "$@" {_FLAGS}\n')
     path.chmod(0o755)
     return path
 

@@ -90,9 +90,7 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def driver(
-    tmp_path_factory: pytest.TempPathFactory, temporary: pathlib.Path
-) -> Iterator[Driver]:
+def driver(tmp_path_factory: pytest.TempPathFactory, temporary: pathlib.Path) -> Iterator[Driver]:
     sanitizer = "address" if cpp_client.has_sanitizer("address") else None
     program = cpp_client.build_driver(tmp_path_factory.mktemp("driver"), sanitizer)
     process = Driver(program, TMPDIR=str(temporary))
@@ -251,9 +249,7 @@ class TestResults:
             "output ['count']: int64 scalar",
         ]
 
-    def test_the_manifest_is_that_of_the_package(
-        self, driver: Driver, path: pathlib.Path
-    ) -> None:
+    def test_the_manifest_is_that_of_the_package(self, driver: Driver, path: pathlib.Path) -> None:
         _, reply = driver.run(("load", path), ("manifest",))
         with zipfile.ZipFile(path) as file:
             text = file.read("model/extra/inductor_ext/manifest.json").decode()
