@@ -3,10 +3,11 @@
     python -m test.fuzz.cpp_client --calls 10000      calls with each sanitizer
 
 The client, the driver (`test/cpp_wrapper/client/driver.cpp`) and the compiled model are
-instrumented; libtorch is not. No report is suppressed. Four threads call the model. Meanwhile another thread replaces the
-inactive weights, folds, swaps and frees them. One call in 16 is wrong and must be refused; the
-others must return what one of the two sets of weights gives. The model is loaded again every 500
-calls. OpenMP has one thread, because its library is not instrumented. Leaks are reports, too.
+instrumented; libtorch is not. No report is suppressed. Four threads call the model. Meanwhile
+another thread replaces the inactive weights, folds, swaps and frees them. One call in 16 is wrong
+and must be refused; the others must return what one of the two sets of weights gives. The model is
+loaded again every 500 calls. OpenMP has one thread, because its library is not instrumented. Leaks
+are reports, too.
 
 One race is left out. Since torch 2.13, every kernel of Inductor stores the address of a local
 variable in the global pointer `inductor_cpu_integer_div_error_flag` and clears it at its end,
