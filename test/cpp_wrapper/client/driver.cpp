@@ -239,6 +239,33 @@ std::string documented(const std::string& folder) {
   return text.str();
 }
 
+// The SHA-256 of a file, by instructions of the CPU if it has them, and without.
+std::string sha256(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string data{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  Fields digests;
+  for (const bool use_instructions : {true, false}) {
+    inductor_ext::detail::Sha256 sum(use_instructions);
+    size_t step = 1; // Blocks that are not those of the algorithm.
+    for (size_t at = 0; at < data.size(); at += step, step = step * 3 % 211 + 1) {
+      sum.update(data.data() + at, std::min(step, data.size() - at));
+    }
+    digests.push_back(sum.hex_digest());
+  }
+  return joined(digests);
+}
+
+// fields: architectures separated by commas, compute capability.
+std::string has_kernels(const Fields& fields) {
+  std::vector<std::string> architectures;
+  std::istringstream parts(fields[1]);
+  for (std::string part; std::getline(parts, part, ',');) {
+    architectures.push_back(part);
+  }
+  const inductor_ext::detail::CudaCapability device{std::stoi(fields[2]), std::stoi(fields[3])};
+  return inductor_ext::detail::has_kernels_for(architectures, device) ? "True" : "False";
+}
+
 std::string execute(const Fields& fields) {
   const std::string& command = fields[0];
   if (command == "load") {
@@ -246,6 +273,15 @@ std::string execute(const Fields& fields) {
   }
   if (command == "signature") {
     return signature();
+  }
+  if (command == "sha256") {
+    return sha256(fields[1]);
+  }
+  if (command == "has_kernels") {
+    return has_kernels(fields);
+  }
+  if (command == "version_prefix") {
+    return inductor_ext::detail::version_prefix(fields[1], std::stoi(fields[2]));
   }
   if (command == "manifest") {
     return model().manifest();

@@ -20,6 +20,7 @@ from torch.export import Dim
 
 import inductor_ext
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper.package import manifest
 from test.support import altered_packages, cpp_client
 from test.support.cpp_client import Driver, Kind, Reply
 
@@ -702,6 +703,31 @@ class TestManifest:
         reply = refusal(driver, write(tmp_path, altered_packages.write(entries, "net")))
         assert reply.kind is Kind.BAD_PACKAGE
         assert "it was written by inductor_ext, but its manifest is missing" in reply.text
+
+
+class TestParts:
+    @pytest.mark.parametrize("size", [0, 1, 55, 56, 63, 64, 65, 119, 128, 5000])
+    def test_sha256(self, driver: Driver, size: int, tmp_path: pathlib.Path) -> None:
+        data = bytes(i * i % 251 for i in range(size))
+        (tmp_path / "data").write_bytes(data)
+        (reply,) = driver.run(("sha256", tmp_path / "data"))
+        assert reply.value().split(",") == [hashlib.sha256(data).hexdigest()] * 2
+
+    def test_cuda_architectures(self, driver: Driver) -> None:
+        """The same answers as in Python."""
+        architectures = ("sm_80", "sm_90", "sm_90a", "sm_100f", "compute_90", "compute_90a", "x_9")
+        for architecture in architectures:
+            for device in ((8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)):
+                (reply,) = driver.run(("has_kernels", architecture, *device))
+                expected = manifest._has_kernels_for([architecture], device)
+                assert reply.value() == str(expected), (architecture, device)
+        (reply,) = driver.run(("has_kernels", "sm_80,sm_90", 9, 0))
+        assert reply.value() == "True"
+
+    def test_versions(self, driver: Driver) -> None:
+        for version, prefix in (("2.13.0+cpu", "2.13"), ("2.14", "2.14"), ("13", "13")):
+            (reply,) = driver.run(("version_prefix", version, 2))
+            assert reply.value() == prefix
 
 
 def test_a_folder_that_cannot_be_written(

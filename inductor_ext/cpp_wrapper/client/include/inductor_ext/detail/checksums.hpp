@@ -27,6 +27,9 @@ inline constexpr uint32_t kShaConstants[64] = {
 // SHA-256 of a stream, as in FIPS 180-4.
 class Sha256 {
  public:
+  // use_instructions: whether to use those of the CPU, if it has them.
+  explicit Sha256(bool use_instructions = true) : use_instructions_(use_instructions) {}
+
   void update(const void* data, size_t size) {
     const auto* bytes = static_cast<const uint8_t*>(data);
     total_ += size;
@@ -81,7 +84,7 @@ class Sha256 {
   void process(const uint8_t* data, size_t blocks) {
 #if defined(__x86_64__)
     static const bool has_instructions = find_instructions();
-    if (has_instructions) {
+    if (has_instructions && use_instructions_) {
       process_by_instructions(data, blocks);
       return;
     }
@@ -175,6 +178,7 @@ class Sha256 {
   std::array<uint8_t, 64> block_{};
   size_t filled_ = 0;
   uint64_t total_ = 0;
+  [[maybe_unused]] bool use_instructions_;
 };
 
 // CRC-32 of a stream, as in zip files.
