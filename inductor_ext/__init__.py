@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from inductor_ext import config, events, exc
     from inductor_ext.aot import aoti_compile_and_package
+    from inductor_ext.cpp_wrapper.client import cmake_prefix_path
     from inductor_ext.cpp_wrapper.load.load import load
     from inductor_ext.hooks.activate import activate, install, uninstall
     from inductor_ext.options import list_mode_options, list_options
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "activate": "hooks.activate",
     "aoti_compile_and_package": "aot",
+    "cmake_prefix_path": "cpp_wrapper.client",
     "explain": "report.gemm_report",
     "fit_batch": "report.fit_batch",
     "install": "hooks.activate",
@@ -48,6 +50,7 @@ __all__ = [
     "__version__",
     "activate",
     "aoti_compile_and_package",
+    "cmake_prefix_path",
     "config",
     "events",
     "exc",

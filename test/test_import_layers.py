@@ -67,6 +67,7 @@ PURE = (
     "autotune.timing",
     "cpp_wrapper.build.cmake_project",
     "cpp_wrapper.build.cpu_isa",
+    "cpp_wrapper.client",
     "cpp_wrapper.codegen.cpp_statements",
     "cpp_wrapper.codegen.input_checks",
     "cpp_wrapper.codegen.split_units",

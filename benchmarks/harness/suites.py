@@ -72,6 +72,13 @@ SUITES: dict[str, Suite] = {
             ("--count", "64"),
             output="--results",
         ),
+        Suite(
+            "cpp-client",
+            "test.fuzz.cpp_client",
+            "calls from C++ under the address and thread sanitizers",
+            ("--calls", "10000"),
+            output="--results",
+        ),
         # on a GPU
         Suite("gemm", "benchmarks.gemm.run", "matmuls", gpu=True),
         Suite("e2e", "benchmarks.gemm.e2e", "whole models", gpu=True),

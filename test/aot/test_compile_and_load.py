@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import zipfile
@@ -26,7 +28,7 @@ from inductor_ext.cpp_wrapper.records import PackageRecord
 from inductor_ext.hooks import activate
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.toolchain import components
-from test.support import aot_util
+from test.support import aot_util, cpp_client
 
 
 class Net(torch.nn.Module):
@@ -87,33 +89,49 @@ def test_inductor_cpp_loader_binding_loads_it(net: Net, package: tuple[str, Any]
     check(net, lambda x: loader.run([x]))
 
 
-def header_of(package: str, folder: pathlib.Path) -> pathlib.Path:
-    """The C header of a package, extracted to a folder."""
-    with zipfile.ZipFile(package) as file:
-        (name,) = [name for name in file.namelist() if name.endswith("/model.h")]
-        (folder / "model.h").write_bytes(file.read(name))
-    return folder
-
-
 def check_program(net: Net, program: pathlib.Path, package: str) -> None:
+    """Check what the example prints: sums of the results, before and after its weights change."""
     done = subprocess.run([program, package], capture_output=True, text=True, check=True)
-    sums = [output.sum().item() for output in net(torch.ones(5, 8))]
-    assert [float(line) for line in done.stdout.split()] == pytest.approx(sums, rel=1e-4)
+    lines = done.stdout.splitlines()
+    assert lines[:4] == [
+        "input x: float32 [batch, 8] on cpu",
+        "output [0]: float32 [batch, 4] on cpu",
+        "output [1]: float32 [batch] on cpu",
+        "batch: 2 to 64",
+    ]
+    doubled = copy.deepcopy(net)
+    for tensor in doubled.state_dict().values():
+        tensor.mul_(2)
+    for line, what, model in (
+        (lines[4], "sums", net),
+        (lines[6], "with doubled weights", doubled),
+    ):
+        label, _, sums = line.partition(":")
+        expected = [output.sum().item() for output in model(torch.ones(5, 8))]
+        assert label == what
+        assert [float(value) for value in sums.split()] == pytest.approx(expected, rel=1e-4)
+    assert lines[5] == "refused: input 'x': dimension 1 is 7, but the model takes 8."
+    assert lines[7:] == ["calls of 4 threads with the same result: 400"]
 
 
 @pytest.mark.slow
 def test_a_cpp_program_loads_it(net: Net, package: tuple[str, Any], tmp_path: pathlib.Path) -> None:
-    from torch.utils import cpp_extension
+    program = cpp_client.build(EXAMPLE / "main.cpp", tmp_path / "main", "-O0")
+    check_program(net, program, package[0])
+    done = subprocess.run([program, "missing.pt2"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error 1: There is no package at ")
 
-    abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
-    folders = [*cpp_extension.include_paths(), header_of(package[0], tmp_path)]
-    libraries = cpp_extension.library_paths()
-    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O0"]
-    command += [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", *(f"-I{path}" for path in folders)]
-    command += [str(EXAMPLE / "main.cpp"), "-o", str(tmp_path / "main")]
-    command += [flag for path in libraries for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
-    subprocess.run([*command, "-ltorch", "-ltorch_cpu", "-lc10"], check=True)
-    check_program(net, tmp_path / "main", package[0])
+
+def configure(build: pathlib.Path, *options: str) -> subprocess.CompletedProcess[str]:
+    prefixes = f"{inductor_ext.cmake_prefix_path()};{torch.utils.cmake_prefix_path}"
+    command = ["cmake", "-S", str(EXAMPLE), "-B", str(build), "-DCMAKE_BUILD_TYPE=Debug"]
+    command += [f"-DCMAKE_PREFIX_PATH={prefixes}", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "PyTorch: CUDA cannot be found" in done.stderr:
+        # torch's own CMake files require it, whatever device the project uses.
+        pytest.skip(f"no complete CUDA toolkit, and torch {torch.__version__} is built for CUDA")
+    return done
 
 
 @pytest.mark.slow
@@ -122,24 +140,39 @@ def test_a_cmake_project_loads_it(
     net: Net, package: tuple[str, Any], tmp_path: pathlib.Path
 ) -> None:
     build = tmp_path / "build"
-    configure = ["cmake", "-S", str(EXAMPLE), "-B", str(build), "-DCMAKE_BUILD_TYPE=Debug"]
-    configure += [f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"]
-    configure += [f"-DMODEL_HEADERS={header_of(package[0], tmp_path)}"]
-    done = subprocess.run(configure, capture_output=True, text=True)
-    if "PyTorch: CUDA cannot be found" in done.stderr:
-        # torch's own CMake files require it, whatever device the project uses.
-        pytest.skip(f"no complete CUDA toolkit, and torch {torch.__version__} is built for CUDA")
+    done = configure(build)
     assert done.returncode == 0, done.stderr
     subprocess.run(["cmake", "--build", str(build)], check=True, capture_output=True)
     check_program(net, build / "run_model", package[0])
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="no CMake")
-def test_the_cmake_project_says_that_it_needs_the_header(tmp_path: pathlib.Path) -> None:
-    configure = ["cmake", "-S", str(EXAMPLE), "-B", str(tmp_path)]
-    done = subprocess.run(configure, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "unzip -j model.pt2 '*/model.h'" in " ".join(done.stderr.split())
+def test_cmake_knows_the_version(tmp_path: pathlib.Path) -> None:
+    """A project can require a version; another minor version is refused."""
+    text = (EXAMPLE / "CMakeLists.txt").read_text()
+    major, minor, _ = inductor_ext.__version__.split(".")
+    versions = {
+        f"{major}.{minor}": True,
+        inductor_ext.__version__: True,
+        f"{major}.{int(minor) + 1}": False,
+    }
+    script = ["cmake_minimum_required(VERSION 3.18)", "project(versions LANGUAGES NONE)"]
+    for version in versions:
+        # A target of this name keeps the configuration from looking for Torch.
+        script += [
+            f"find_package(inductor_ext {version} QUIET)",
+            f'message(STATUS "{version} is ${{inductor_ext_FOUND}}")',
+            "unset(inductor_ext_DIR CACHE)",
+        ]
+    script.insert(2, "add_library(torch INTERFACE IMPORTED)")
+    (tmp_path / "CMakeLists.txt").write_text("\n".join(script))
+    command = ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build")]
+    command += [f"-DCMAKE_PREFIX_PATH={inductor_ext.cmake_prefix_path()}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = dict(re.findall(r"-- (\S+) is (\d)", done.stdout))
+    assert {version: found[version] == "1" for version in versions} == versions
+    assert "find_package(inductor_ext REQUIRED)" in text
 
 
 def test_records_describe_the_package(package: tuple[str, Any]) -> None:
