@@ -8,11 +8,6 @@ another thread replaces the inactive weights, folds, swaps and frees them. One c
 and must be refused; the others must return what one of the two sets of weights gives. The model is
 loaded again every 500 calls. OpenMP has one thread, because its library is not instrumented. Leaks
 are reports, too.
-
-One race is left out. Since torch 2.13, every kernel of Inductor stores the address of a local
-variable in the global pointer `inductor_cpu_integer_div_error_flag` and clears it at its end,
-without synchronization. The extension's divisions do not use it, but the stores of two calls race.
-The compiler that the package is built with removes these lines.
 """
 
 from __future__ import annotations
@@ -80,21 +75,14 @@ def compile_package(folder: Path) -> None:
 
 
 _COMPILER = """#!/bin/sh
-for argument do
-    case $argument in
-    *.cpp) grep -q {name} "$argument" && sed -i /{name}/d "$argument" ;;
-    esac
-done
 exec {compiler} "$@" -fsanitize={sanitizer}
 """
 
 
 def write_compiler(folder: Path, sanitizer: str) -> Path:
-    """Write a g++ that instruments what it compiles, without the race of the module's docstring."""
+    """Write a g++ that instruments what it compiles."""
     path = folder / "g++"
-    name = "inductor_cpu_integer_div_error"
-    text = _COMPILER.format(name=name, compiler=shutil.which("g++"), sanitizer=sanitizer)
-    path.write_text(text)
+    path.write_text(_COMPILER.format(compiler=shutil.which("g++"), sanitizer=sanitizer))
     path.chmod(0o755)
     return path
 

@@ -3,7 +3,9 @@
 The processor's division ends the process if the divisor is zero, and for -1 if the quotient
 overflows. Eager mode raises an error for zero, and the quotient wraps around. Inductor checks the
 divisor in none of its functions (torch 2.11), or not in a truncated division. Where it does, it
-also divides in the lanes of a vector that are not used, such as the border of `pad(x // y)`.
+also divides in the lanes of a vector that are not used, such as the border of `pad(x // y)`. From
+torch 2.13 on, its kernels report a zero by a global pointer to a local variable, which kernels that
+run at the same time overwrite. The divisions here need no such pointer.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
+from inductor_ext.hooks.upstream_fixes.parallel_errors import dispatch_kernels
 
 _CODEGEN = "torch._inductor.codegen.cpp"
 
@@ -70,7 +73,19 @@ HOOKS = (
         _OWNER,
         f"{_WHY} Inductor makes this operation of that of numbers when it is imported.",
     ),
+    Hook(
+        "division_flag",
+        "replaced",
+        (f"{_CODEGEN}.CppScheduling.define_kernel",),
+        _OWNER,
+        "Kernels that run at the same time write the same global pointer, which can be left "
+        "pointing to memory that is no longer in use.",
+        parameters=("src_code",),
+        since="2.13",
+    ),
 )
+
+_FLAG = "inductor_cpu_integer_div_error"
 
 
 def install_hooks() -> None:
@@ -78,7 +93,15 @@ def install_hooks() -> None:
     dispatchers = {hook.name: _dispatch_division for hook in HOOKS}
     dispatchers["broadcast_bounds"] = _dispatch_broadcast
     dispatchers["vector_integer_mod"] = _dispatch_create
+    dispatchers["division_flag"] = dispatch_kernels(remove_flag)
     registry.install(HOOKS, dispatchers)
+
+
+def remove_flag(source: str) -> str:
+    """Return a C++ kernel without the statements on Inductor's flag for divisions by zero."""
+    if _FLAG not in source:
+        return source
+    return "\n".join(line for line in source.split("\n") if _FLAG not in line)
 
 
 def _dispatch_division(stock: Callable[..., Any]) -> Callable[..., Any]:

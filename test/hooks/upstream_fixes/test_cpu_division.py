@@ -7,7 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
+
+from inductor_ext import _compat
+from inductor_ext.hooks.upstream_fixes.cpu_division import remove_flag
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
@@ -71,3 +75,28 @@ def test_a_quotient_wraps_around() -> None:
     compiled = torch.compile(_DIVISIONS["trunc"], backend="inductor_ext")
     x = torch.full((37,), torch.iinfo(torch.int64).min)
     assert compiled(x, torch.full_like(x, -1)).equal(x)
+
+
+def test_kernels_do_not_share_a_flag() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        return x // y + 1
+
+    x, y = torch.tensor([7, -7, 9]), torch.tensor([2, 2, -4])
+    flag = "inductor_cpu_integer_div_error"
+    result, code = run_and_get_code(torch.compile(program, backend="inductor_ext"), x, y)
+    assert torch.equal(result, program(x, y))
+    assert flag not in "".join(code)
+    _, code = run_and_get_code(torch.compile(program), x, y)
+    assert (flag in "".join(code)) == (_compat.minor_version(torch.__version__) >= (2, 13))
+
+
+def test_only_statements_on_the_flag_are_removed() -> None:
+    kernel = """
+    std::atomic<int> inductor_cpu_integer_div_error{0};
+    inductor_cpu_integer_div_error_flag = &inductor_cpu_integer_div_error;
+    out_ptr0[0] = in_ptr0[0];
+    inductor_cpu_integer_div_error_flag = nullptr;
+    inductor_cpu_throw_if_integer_div_error(inductor_cpu_integer_div_error);
+    """
+    assert remove_flag(kernel) == "\n    out_ptr0[0] = in_ptr0[0];\n    "
+    assert remove_flag("out_ptr0[0] = 0;") == "out_ptr0[0] = 0;"
