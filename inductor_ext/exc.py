@@ -24,6 +24,7 @@ __all__ = [
     "BadIntervalError",
     "BadKeyError",
     "BadModelNameError",
+    "BadModelSourceError",
     "BadOptionError",
     "BadPackageError",
     "BadPackagePathError",
@@ -228,6 +229,16 @@ class NotAnExportedProgramError(InductorExtError):
 
     template = "aoti_compile_and_package expects a torch.export.ExportedProgram, got {actual}."
     remedy = "Create one with torch.export.export(model, args, kwargs)."
+
+
+class BadModelSourceError(InductorExtError):
+    """A file from which `inductor-ext build` cannot take a model."""
+
+    template = "{source} has no model to build: {why}."
+    remedy = (
+        "Pass a file written by torch.export.save, or FILE.py:NAME with a function that returns an "
+        "exported program."
+    )
 
 
 class BadPackagePathError(InductorExtError):

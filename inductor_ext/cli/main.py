@@ -24,6 +24,7 @@ _PROGRAM = "inductor-ext"
 
 
 COMMANDS = {
+    "build": "compile a model into a package",
     "cache": "show the contents of the artifact cache, or clear it",
     "cutlass": "build, list or remove CUTLASS kernels",
     "diff": "compare two packages",

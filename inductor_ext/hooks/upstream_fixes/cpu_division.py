@@ -90,7 +90,9 @@ _FLAG = "inductor_cpu_integer_div_error"
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
-    dispatchers = {hook.name: _dispatch_division for hook in HOOKS}
+    dispatchers: dict[str, registry.MakeDispatcher] = {
+        hook.name: _dispatch_division for hook in HOOKS
+    }
     dispatchers["broadcast_bounds"] = _dispatch_broadcast
     dispatchers["vector_integer_mod"] = _dispatch_create
     dispatchers["division_flag"] = dispatch_kernels(remove_flag)

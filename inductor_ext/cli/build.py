@@ -1,0 +1,148 @@
+"""`inductor-ext build SOURCE --output PACKAGE`: compiles a model into a package.
+
+SOURCE is an exported program (`torch.export.save`), or `FILE.py:NAME`, where NAME is a function
+without arguments (or the value itself) in a Python file. It gives an exported program, a mapping
+from model names to exported programs, or a tuple `(module, args)` or
+`(module, args, dynamic_shapes)` to export. The exit code is 0, or 2 if there is no such model or
+it cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import os
+import runpy
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.package import output_path
+from inductor_ext.memory.planner.peak_report import human_bytes
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_NAME = "make"
+"""The name in a Python file if none is given."""
+_ALLOWED = (
+    "an exported program, a mapping from names to exported programs, or a tuple (module, args) or "
+    "(module, args, dynamic_shapes)"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="an exported program (torch.export.save), or FILE.py:NAME, where NAME is a function "
+        f"that returns {_ALLOWED}; default NAME: {_NAME}",
+    )
+    parser.add_argument(
+        "--output", metavar="PACKAGE", help="the package; by default SOURCE with the suffix .pt2"
+    )
+    parser.add_argument(
+        "--target",
+        metavar="LEVEL",
+        help="the CPUs on which it is to run: x86-64-v2, x86-64-v3 or x86-64-v4 (setting aot_isa); "
+        "by default those with the features of this machine's",
+    )
+    parser.add_argument(
+        "--set",
+        type=_parse_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of Inductor or a setting of the extension, such as max_autotune=True",
+    )
+
+
+def _parse_option(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form NAME=VALUE, such as max_autotune=True"
+        )
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile the model, and print the path and size of the package.
+
+    Raises:
+        exc.BadModelSourceError: there is no such model.
+        exc.InductorExtError: see `inductor_ext.aoti_compile_and_package`.
+    """
+    from inductor_ext import aot
+
+    path, name = _split(arguments.source)
+    output = arguments.output
+    if output is None:
+        stem = os.path.splitext(path)[0]
+        output = f"{stem}.pt2" if path.endswith(".py") else f"{stem}.package.pt2"
+    output_path.check_package_path(output)
+    options = dict(arguments.set)
+    if arguments.target is not None:
+        options["aot_isa"] = arguments.target
+    program = _load(path, name)
+    start = time.perf_counter()
+    aot.aoti_compile_and_package(program, package_path=output, inductor_configs=options)
+    seconds = time.perf_counter() - start
+    print(f"{output}: {human_bytes(os.path.getsize(output))}, compiled in {seconds:.1f} s")
+    return 0
+
+
+def _split(source: str) -> tuple[str, str]:
+    """Return the path and the name in it."""
+    path, separator, name = source.rpartition(":")
+    if separator and path.endswith(".py"):
+        return path, name
+    return source, _NAME
+
+
+def _run_file(path: str, name: str) -> Any:
+    """Run a Python file, which may import modules beside it, and return what `name` gives."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    try:
+        names = runpy.run_path(path)
+        if name not in names:
+            raise exc.BadModelSourceError(source=path, why=f"it defines no {name!r}")
+        value = names[name]
+        return value() if inspect.isroutine(value) else value
+    finally:
+        del sys.path[0]
+
+
+def _load(path: str, name: str) -> ExportedProgram | Mapping[str, ExportedProgram]:
+    import torch
+
+    if not os.path.isfile(path):
+        raise exc.BadModelSourceError(source=path, why="there is no such file")
+    if not path.endswith(".py"):
+        try:
+            return torch.export.load(path)
+        except Exception as error:
+            why = f"torch.export.load cannot read it ({str(error).splitlines()[0]})"
+            raise exc.BadModelSourceError(source=path, why=why) from error
+    value = _run_file(path, name)
+    if isinstance(value, torch.export.ExportedProgram) or (
+        isinstance(value, Mapping)
+        and value
+        and all(isinstance(item, torch.export.ExportedProgram) for item in value.values())
+    ):
+        return value
+    if (
+        isinstance(value, tuple)
+        and len(value) in (2, 3)
+        and isinstance(value[0], torch.nn.Module)
+        and isinstance(value[1], tuple)
+    ):
+        return torch.export.export(value[0], value[1], dynamic_shapes=(*value[2:], None)[0])
+    why = f"{name!r} gives a value of type {type(value).__name__} instead of {_ALLOWED}"
+    raise exc.BadModelSourceError(source=path, why=why)
