@@ -38,6 +38,9 @@ SUITES: dict[str, Suite] = {
     for suite in (
         # on a CPU
         Suite("aoti", "benchmarks.aot.run", "AOT packages: compile, load, call, refused inputs"),
+        Suite(
+            "aot-build-memory", "benchmarks.aot.build_memory", "memory that 10 GB of weights take"
+        ),
         Suite("aot-soak", "benchmarks.aot.soak", "calls while weights and packages change"),
         Suite("compile-time", "benchmarks.compile_time", "compile time with and without the fixes"),
         Suite("kernel-order", "benchmarks.memory.reorder", "what the order of kernels saves"),
