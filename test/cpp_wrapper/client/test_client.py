@@ -20,7 +20,7 @@ from torch.export import Dim
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.package import manifest
+from inductor_ext.cpp_wrapper.package import machine
 from test.support import altered_packages, cpp_client
 from test.support.cpp_client import Driver, Kind, Reply
 
@@ -719,7 +719,7 @@ class TestParts:
         for architecture in architectures:
             for device in ((8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)):
                 (reply,) = driver.run(("has_kernels", architecture, *device))
-                expected = manifest._has_kernels_for([architecture], device)
+                expected = machine._has_kernels_for([architecture], device)
                 assert reply.value() == str(expected), (architecture, device)
         (reply,) = driver.run(("has_kernels", "sm_80,sm_90", 9, 0))
         assert reply.value() == "True"

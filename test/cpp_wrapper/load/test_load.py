@@ -90,7 +90,6 @@ def test_libraries_are_unloaded_with_their_models(path: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        (("versions", "torch"), "2.0.1", "compiled for torch 2.0.1, and this is torch"),
         (("platform", "machine"), "riscv64", "compiled for riscv64"),
         (("models", "model", "cpu_features"), ["avx9999"], "needs avx9999, which this CPU lacks"),
         (("models", "model", "device"), "cuda", "CUDA"),
@@ -109,6 +108,35 @@ def test_incompatible_packages_are_rejected(
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(exc.IncompatibleArtifactError, match=words):
         inductor_ext.load(changed(path, change))
+
+
+@pytest.mark.parametrize(
+    ("functions", "words"),
+    [
+        ({}, None),
+        ({"aoti_torch_none": "int aoti_torch_none()"}, ", which lacks aoti_torch_none. Compile"),
+        ({"aoti_torch_clone": "int aoti_torch_clone(int)"}, "may declare aoti_torch_clone differ"),
+        (None, ". Compile it again with torch"),
+    ],
+    ids=["same", "missing", "other", "unknown"],
+)
+def test_a_package_of_another_torch(
+    path: str, plain: Plain, functions: dict[str, str] | None, words: str | None
+) -> None:
+    def change(content: dict[str, Any], entries: dict[str, bytes]) -> None:
+        content["versions"]["torch"] = "2.0.1"
+        if functions is None:
+            del content["models"]["model"]["torch_functions"]
+        else:
+            content["models"]["model"]["torch_functions"].update(functions)
+
+    if words is None:
+        check(inductor_ext.load(changed(path, change)), plain)
+        return
+    with pytest.raises(exc.IncompatibleArtifactError) as error:
+        inductor_ext.load(changed(path, change))
+    assert "it was compiled for torch 2.0.1, and this is torch" in str(error.value)
+    assert words in str(error.value)
 
 
 def test_a_manifest_of_another_package_is_refused(path: str) -> None:
