@@ -10,15 +10,18 @@ and `artifact_cache*`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import _compat, config, events, exc, options
 from inductor_ext.cpp_wrapper import program_workarounds
+from inductor_ext.cpp_wrapper.build import targets as named_targets
+from inductor_ext.cpp_wrapper.build.targets import Target
 from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
 from inductor_ext.cpp_wrapper.package import output_path
 from inductor_ext.cpp_wrapper.package.output_path import PackagePath
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from inductor_ext.cpp_wrapper.build.artifact import Artifact
+    from inductor_ext.cpp_wrapper.package.build_results import Build
+    from inductor_ext.cpp_wrapper.signature.signature import Signature
 
 _compiling = threading.RLock()
 """Serializes compiles. Inductor keeps kernels, and torch 2.11 also its options, per process.
@@ -43,11 +48,12 @@ def aoti_compile_and_package(
     *,
     package_path: str | os.PathLike[str] | IO[bytes] | None = None,
     inductor_configs: Mapping[str, Any] | None = None,
+    cpu_targets: Sequence[str] | None = None,
 ) -> str | IO[bytes]:
     """Compile one or several exported programs and write them as a `.pt2` package.
 
-    Takes the same arguments as `torch._inductor.aoti_compile_and_package`; `inductor_configs` may
-    also contain settings of the extension. The mapping is never modified.
+    Takes the arguments of `torch._inductor.aoti_compile_and_package`, and targets;
+    `inductor_configs` may also contain settings of the extension. The mapping is never modified.
 
     Args:
         exported_program: a program returned by `torch.export.export`, including its example
@@ -55,6 +61,8 @@ def aoti_compile_and_package(
         package_path: a path that ends in .pt2, or a writable and seekable binary buffer. Default:
             None, which chooses a path in Inductor's cache folder.
         inductor_configs: options by name, see `inductor_ext.list_options`. Default: None.
+        cpu_targets: CPU levels to compile for ("x86-64-v2", "x86-64-v3", "x86-64-v4"), of which
+            `load` chooses the highest that the CPU supports. Default: None, the setting `aot_isa`.
 
     Returns:
         The path of the package, or the buffer.
@@ -63,30 +71,34 @@ def aoti_compile_and_package(
         exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadWeightsFileError,
         exc.BadModelNameError, exc.UnknownOptionError, exc.BadOptionError,
         exc.UnsupportedTorchError, exc.UncheckableInputError, exc.UnserializableClassError,
-        exc.MissingToolchainError,
-        exc.UnsupportedLevelError: before anything is compiled or written. BadPackagePathError and
+        exc.MissingToolchainError, exc.UnsupportedLevelError, exc.UnknownTargetError,
+        exc.UnsupportedTargetError: before anything is compiled or written. BadPackagePathError and
             BadWeightsFileError are also raised later if writing fails, for example because the disk
             is full.
         exc.UnrecordableSelfTestError: before the compile, if `aot_self_test` is set.
         exc.SharedWeightsFileError: after the compile, if `aot_weights_file` is set for several
             programs.
+        exc.TargetMismatchError: after the compile, if two targets cannot share a package.
     """
     programs = _check_programs(exported_program)
+    targets = named_targets.parse(cpu_targets)
     output_path.check_package_path(package_path)
     # Options that are per process would also get into another compile's key of the artifact cache.
     with _compiling if _compat.options_are_per_process() else contextlib.nullcontext():
-        return _compile_or_copy(programs, package_path, inductor_configs)
+        return _compile_or_copy(programs, package_path, inductor_configs, targets)
 
 
 def _compile_or_copy(
     programs: Mapping[str, ExportedProgram],
     package_path: PackagePath | None,
     inductor_configs: Mapping[str, Any] | None,
+    targets: Sequence[Target],
 ) -> str | IO[bytes]:
     """Compile checked programs into a package, or copy it from the cache."""
     extension_options, patches = options.split_options(None, inductor_configs)
     settings = config.snapshot({**(requested() or {}), **extension_options})
     output_path.check_weights_path(settings.aot_weights_file)
+    named_targets.check(targets, _device_types(programs), patches, settings.enabled)
     if not settings.enabled:
         with activate(**extension_options):
             return _package_with_inductor(programs, package_path, patches)
@@ -94,12 +106,13 @@ def _compile_or_copy(
     def compile_(path: PackagePath | None) -> str | IO[bytes]:
         with activate(**extension_options):
             _require_toolchain(programs)
-            return _package(programs, path, patches, settings)
+            return _package(programs, path, patches, settings, targets)
 
-    def choices_key(program: ExportedProgram) -> str:
+    def choices_key(program: ExportedProgram) -> Any:
         from inductor_ext.lowerings.graph import post_grad_pass
 
-        return post_grad_pass.cache_key(settings, program.graph_module)
+        names = [target.name for target in targets]
+        return (post_grad_pass.cache_key(settings, program.graph_module), *names)
 
     start = time.perf_counter()
     # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
@@ -179,9 +192,12 @@ def _package(
     package_path: PackagePath | None,
     patches: Mapping[str, Any],
     settings: Settings,
+    targets: Sequence[Target],
 ) -> str | IO[bytes]:
     from inductor_ext.cpp_wrapper.build import cpu_target
 
+    if targets:
+        return _package_from(None, programs, package_path, patches, settings, targets)
     patches = {**cpu_target.inductor_options(settings.aot_isa), **patches}
     if not _has_only_sources(patches):
         return _package_from(None, programs, package_path, patches, settings)
@@ -207,37 +223,29 @@ def _package_from(
     package_path: PackagePath | None,
     patches: Mapping[str, Any],
     settings: Settings,
+    targets: Sequence[Target] = (),
 ) -> str | IO[bytes]:
     """Compile and package, with the models' files in `folder`, or in Inductor's folder if None.
 
     The package does not refer to `folder`; the caller may delete it afterwards.
     """
-    from inductor_ext.cpp_wrapper.build import artifact as build
-    from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
     from inductor_ext.cpp_wrapper.package.write_package import write_package
     from inductor_ext.cpp_wrapper.signature import from_export
-    from inductor_ext.cpp_wrapper.signature.guard_filter import ignore_performance_guards
 
-    files: dict[str, list[Any]] = {}
-    artifacts: dict[str, Artifact] = {}
-    memory: dict[str, dict[str, Any]] = {}
     with _compiling:
         self_tests = _record_self_tests(programs) if settings.aot_self_test else None
-        signatures = list(map(from_export.derive_signature, programs.values()))
-        for (name, program), signature in zip(programs.items(), signatures, strict=True):
+        signatures = {
+            name: from_export.derive_signature(program) for name, program in programs.items()
+        }
+        for name, program in programs.items():
             program_workarounds.warn_of_unwritten_results(name, program)
-            with (
-                build.collecting() as collected,
-                cpp_wrapper.check_against(signature),
-                ignore_performance_guards(program),
-                events.capture(MemoryPlanRecord, this_thread=True) as records,
-            ):
-                where = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
-                files[name] = _compile(program, {**patches, **where})
-            if collected:
-                artifacts[name] = collected[-1]
-            if records:
-                memory[name] = records[-1].summary()
+        builds: list[Build] = []
+        files: dict[str, list[Any]] = {}
+        for target in targets or (None,):
+            with _target_scope(target, patches, settings) as (options, values):
+                build, files = _build(folder, programs, signatures, options, values, target)
+                builds.append(build)
+    artifacts = builds[0].artifacts
     path = _default_path(files, artifacts, folder) if package_path is None else package_path
     if len(artifacts) < len(files):
         # Some options are only supported by Inductor's own code generation.
@@ -246,15 +254,79 @@ def _package_from(
         write_package(
             file,
             output_path.root_folder(path),
-            artifacts,
-            options={**patches, **settings.non_default()},
-            memory=memory,
+            builds,
             programs=programs,
             compiler=_describe_compiler(),
             weights_file=settings.aot_weights_file,
             self_tests=self_tests,
         )
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+
+
+@contextlib.contextmanager
+def _target_scope(
+    target: Target | None, patches: Mapping[str, Any], settings: Settings
+) -> Iterator[tuple[Mapping[str, Any], Settings]]:
+    """Compile for a target; yields Inductor's options and the settings."""
+    if target is None:
+        yield patches, settings
+        return
+    values = dataclasses.replace(settings, **target.settings())
+    with activate(**target.settings()), target.scope():
+        yield {**patches, **target.options()}, values
+
+
+def _build(
+    folder: str | None,
+    programs: Mapping[str, ExportedProgram],
+    signatures: Mapping[str, Signature],
+    patches: Mapping[str, Any],
+    settings: Settings,
+    target: Target | None,
+) -> tuple[Build, dict[str, list[Any]]]:
+    """Compile programs for one target, see `_package_from`.
+
+    Returns:
+        The compiled models, and their files by model name. If Inductor's own code generation has
+        compiled a model, the result has only its files.
+
+    Raises:
+        exc.UnsupportedTargetError: that was needed, and there is a target.
+    """
+    from inductor_ext.cpp_wrapper.build import artifact as build
+    from inductor_ext.cpp_wrapper.codegen import cpp_wrapper
+    from inductor_ext.cpp_wrapper.package.build_results import Build
+    from inductor_ext.cpp_wrapper.signature.guard_filter import ignore_performance_guards
+
+    files: dict[str, list[Any]] = {}
+    artifacts: dict[str, Artifact] = {}
+    memory: dict[str, dict[str, Any]] = {}
+    for name, program in programs.items():
+        with (
+            build.collecting() as collected,
+            cpp_wrapper.check_against(signatures[name]),
+            ignore_performance_guards(program),
+            events.capture(MemoryPlanRecord, this_thread=True) as records,
+        ):
+            where = {"aot_inductor.output_path": os.path.join(folder, name)} if folder else {}
+            files[name] = _compile(program, {**patches, **where})
+        if collected:
+            artifacts[name] = collected[-1]
+        elif target is not None:
+            why = "an option requests a form of package that only Inductor (default) writes"
+            fix = "Unset it; docs/user/aot_packages.md lists these options."
+            raise exc.UnsupportedTargetError(target=target.name, why=why, fix=fix)
+        if records:
+            memory[name] = records[-1].summary()
+    return (
+        Build(
+            target=target.name if target is not None else None,
+            artifacts=artifacts,
+            options={**patches, **settings.non_default()},
+            memory=memory,
+        ),
+        files,
+    )
 
 
 def _default_path(
@@ -293,9 +365,12 @@ def _describe_compiler() -> str:
     return components.probe("cxx").version or os.path.basename(get_cpp_compiler())
 
 
-def _require_toolchain(programs: Mapping[str, ExportedProgram]) -> None:
+def _device_types(programs: Mapping[str, ExportedProgram]) -> set[str]:
     nodes = [node for program in programs.values() for node in program.graph.nodes]
-    devices = requirements.device_types(node.meta.get("val") for node in nodes)
-    missing = requirements.find_missing("aot", devices)
+    return requirements.device_types(node.meta.get("val") for node in nodes)
+
+
+def _require_toolchain(programs: Mapping[str, ExportedProgram]) -> None:
+    missing = requirements.find_missing("aot", _device_types(programs))
     if missing is not None:
         missing.require()

@@ -66,12 +66,14 @@ __all__ = [
     "SharedWeightsFileError",
     "SizesNotKnownError",
     "SourcesOnlyError",
+    "TargetMismatchError",
     "TuningFaultError",
     "UncheckableInputError",
     "UncopyableModelError",
     "UnknownModeError",
     "UnknownNodeError",
     "UnknownOptionError",
+    "UnknownTargetError",
     "UnknownVariableError",
     "UnreadablePackageError",
     "UnrecordableSelfTestError",
@@ -83,6 +85,7 @@ __all__ = [
     "UnsupportedLevelError",
     "UnsupportedMutationError",
     "UnsupportedOperatorError",
+    "UnsupportedTargetError",
     "UnsupportedTorchError",
     "UntrustedPackageError",
 ]
@@ -162,6 +165,30 @@ class UnsupportedLevelError(InductorExtError):
 
     template = "Cannot compile for {level} on this machine: it lacks {lacking}."
     remedy = 'Choose a lower level, or set aot_isa="auto".'
+
+
+class UnknownTargetError(InductorExtError):
+    """A target that does not exist, in `targets` or `cpu_targets`."""
+
+    template = "Unknown target {name!r}."
+    remedy = "The known targets are {known}."
+
+
+class UnsupportedTargetError(InductorExtError):
+    """A target that a program cannot be compiled for on this machine."""
+
+    template = "Cannot compile for the target {target}: {why}."
+    remedy = "{fix}"
+
+
+class TargetMismatchError(InductorExtError):
+    """Compiles of a model for several targets that cannot share one package."""
+
+    template = (
+        "The model {name!r} as compiled for {other} does not fit into one package with that for "
+        "{target}: {why}."
+    )
+    remedy = "Compile one package per target, or without the options that cause the difference."
 
 
 class UnknownOptionError(InductorExtError):

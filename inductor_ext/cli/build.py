@@ -46,9 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--target",
-        metavar="LEVEL",
-        help="the CPUs on which it is to run: x86-64-v2, x86-64-v3 or x86-64-v4 (setting aot_isa); "
-        "by default those with the features of this machine's",
+        action="append",
+        metavar="NAME",
+        help="where it is to run: CPUs of the level x86-64-v2, x86-64-v3 or x86-64-v4; by default "
+        "those with the features of this machine's. Several targets (the option again) give one "
+        "package, from which the loader chooses",
     )
     parser.add_argument(
         "--set",
@@ -87,12 +89,14 @@ def run(arguments: argparse.Namespace) -> int:
         stem = os.path.splitext(path)[0]
         output = f"{stem}.pt2" if path.endswith(".py") else f"{stem}.package.pt2"
     output_path.check_package_path(output)
-    options = dict(arguments.set)
-    if arguments.target is not None:
-        options["aot_isa"] = arguments.target
     program = _load(path, name)
     start = time.perf_counter()
-    aot.aoti_compile_and_package(program, package_path=output, inductor_configs=options)
+    aot.aoti_compile_and_package(
+        program,
+        package_path=output,
+        inductor_configs=dict(arguments.set),
+        cpu_targets=arguments.target,
+    )
     seconds = time.perf_counter() - start
     print(f"{output}: {human_bytes(os.path.getsize(output))}, compiled in {seconds:.1f} s")
     return 0

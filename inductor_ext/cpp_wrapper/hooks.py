@@ -48,6 +48,18 @@ HOOKS = (
         relies_on=("torch._inductor.codecache.split_aot_inductor_output_path",),
     ),
     Hook(
+        "vector_isas",
+        "replaced",
+        ("torch._inductor.cpu_vec_isa.valid_vec_isa_list",),
+        "cpp_wrapper.hooks",
+        "Offers Inductor the vector ISA of a named CPU target. Upstream lists those of this "
+        "machine's CPU, after running code of each.",
+        relies_on=(
+            "torch._inductor.cpu_vec_isa.VecAVX2",
+            "torch._inductor.cpu_vec_isa.VecAVX512.is_avx512_bf16_supported",
+        ),
+    ),
+    Hook(
         "constant_origins",
         "replaced",
         ("torch._inductor.constant_folding.replace_node_with_constant",),
@@ -148,6 +160,7 @@ def install_hooks() -> None:
     dispatchers = {
         "wrapper_class": _dispatch_wrapper_class,
         "aot_compile": _dispatch_compile,
+        "vector_isas": _dispatch_isas,
         "constant_origins": _dispatch_replace,
     }
     registry.install(HOOKS, dispatchers)
@@ -173,6 +186,22 @@ def use_exported_ranges(model: Any) -> Iterator[None]:
     recorder = frozen_constants.Recorder(model)
     with from_graph.use_exported_ranges(model), context.enter(folding=recorder):
         yield
+
+
+def _dispatch_isas(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def valid_vec_isa_list() -> Any:
+        level = context.current().cpu_level
+        if level is None:
+            return stock()
+        from inductor_ext.cpp_wrapper.build import cpu_target
+
+        return cpu_target.vector_isas(level)
+
+    for name in ("cache_clear", "cache_info", "cache_parameters"):
+        if hasattr(stock, name):
+            setattr(valid_vec_isa_list, name, getattr(stock, name))
+    return valid_vec_isa_list
 
 
 def _dispatch_replace(stock: Callable[..., None]) -> Callable[..., None]:

@@ -56,6 +56,9 @@ class CompileContext:
     artifacts: list[Any] | None = None
     """Collects every `build.artifact.Artifact`; None if weights are written to files
     immediately."""
+    cpu_level: str | None = None
+    """The level of `cpp_wrapper.build.cpu_target` whose vector ISA Inductor uses, whatever CPU this
+    machine has; None for those of this machine."""
     saved_memory: Mapping[str, Any] | None = None
     """The `SavedMemory` of the tensors that were saved for this backward
     (`memory.saved_tensors`)."""

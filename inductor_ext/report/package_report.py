@@ -21,6 +21,7 @@ from inductor_ext.cpp_wrapper.package import (
     manifest,
     self_test,
     signing,
+    variants,
     zip_format,
     zip_reader,
 )
@@ -147,24 +148,34 @@ def _find_misfits(
     except exc.BadPackageError as error:
         seal, damage = str(error.fields["why"]), {}
     misfits = {}
-    for name, model in content.models.items():
-        reasons = [_find_mismatch(content, model), seal]
+    for name in content.models:
+        mismatch, model = _find_mismatch(content, name)
+        reasons = [mismatch, seal]
         if model.library is None:
             reasons.append("it has the sources of the model, but no library")
-        folders = (f"{zip_format.MODELS_FOLDER}{name}/", zip_format.CONSTANTS_FOLDER)
-        reasons += [why for entry, why in damage.items() if entry.startswith(folders)]
+        folder = model.library.rpartition("/")[0] if model.library else ""
+        folders = (f"{folder or zip_format.MODELS_FOLDER + name}/", zip_format.CONSTANTS_FOLDER)
+        reasons += [
+            why
+            for entry, why in damage.items()
+            if entry.startswith(folders) or entry == model.weights
+        ]
         misfits[name] = "; ".join(why for why in reasons if why is not None) or None
     return misfits
 
 
-def _find_mismatch(content: manifest.Manifest, model: manifest.Model) -> str | None:
-    """Return why a model does not fit this machine and this torch, or None."""
-    here = machine.Machine.current(_compat.torch_version(), model.device)
+def _find_mismatch(content: manifest.Manifest, name: str) -> tuple[str | None, manifest.Model]:
+    """Return why a model does not fit this machine and this torch, or None; and the model.
+
+    The model is that for the target that fits best.
+    """
+    here = machine.Machine.current(_compat.torch_version(), content.models[name].device)
     try:
-        machine.check_machine(content, model, here, "")
+        chosen = variants.choose(content, name, here, "")
+        machine.check_machine(chosen, chosen.models[name], here, "")
     except exc.IncompatibleArtifactError as error:
-        return str(error.fields["why"])
-    return None
+        return str(error.fields["why"]), content.models[name]
+    return None, chosen.models[name]
 
 
 # --- the text of `inspect` ------------------------------------------------------------------------
@@ -226,10 +237,14 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
     yield f"  runs here    {'yes' if misfit is None else f'no: {misfit}'}"
     if model.library is None:
         yield "  library      none: the package contains its sources"
-    if model.cpu_features:
-        yield f"  CPU needs    {_format_features(model.cpu_features)}"
-    if model.cuda_architectures:
-        yield f"  compiled for {', '.join(model.cuda_architectures)}"
+    if model.variants:
+        yield "  targets"
+        yield from _format_table(map(_format_target, variants.candidates(model)))
+    else:
+        if model.cpu_features:
+            yield f"  CPU needs    {_format_features(model.cpu_features)}"
+        if model.cuda_architectures:
+            yield f"  compiled for {', '.join(model.cuda_architectures)}"
     if model.torch_functions:
         functions = format_count(len(model.torch_functions), "function")
         yield f"  torch        it calls {functions} of torch (listed by --json)"
@@ -257,6 +272,12 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
     if model.options:
         pairs = (f"{key}={value!r}" for key, value in model.options.items())
         yield f"  options      {', '.join(pairs)}"
+
+
+def _format_target(model: manifest.Model) -> tuple[str, ...]:
+    """Return a row for a target: its name, requirements and number of kernels."""
+    needs = ", ".join(model.cuda_architectures) or _format_features(model.cpu_features)
+    return str(model.target), needs, format_count(len(model.kernels), "kernel")
 
 
 def _format_features(features: Sequence[str]) -> str:
@@ -427,7 +448,7 @@ def _keyed_items(value: Any) -> dict[str, Any] | None:
     if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         items: dict[str, Any] = {}
         for index, item in enumerate(value):
-            name = item.get("fqn") or item.get("name") or item.get("path")
+            name = next(filter(None, map(item.get, ("fqn", "name", "path", "target"))), None)
             key = f"[{name!r}]" if name else f"[{index}]"
             items[key if key not in items else f"[{index}]"] = item
         return items
@@ -444,6 +465,8 @@ def _comparable(report: Report, has_manifests: bool) -> dict[str, Any]:
         for entry in ("library", "weights"):
             if model[entry] is not None:
                 model[entry] = _stable_name(model[entry])
+        for variant in model.get("variants", ()):
+            variant["library"] = _stable_name(variant["library"])
     loaded: dict[str, Any] = content
     return loaded
 

@@ -109,7 +109,7 @@ def test_what_is_not_a_model(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--target", "sm_90"], "aot_isa"),
+        (["--target", "sm_90x"], "Unknown target 'sm_90x'"),
         (["--set", "no_such_option=1"], "no_such_option"),
         (["--output", "package.zip"], ".pt2"),
     ],

@@ -198,6 +198,7 @@ def _rename(package: bytes, rng: random.Random) -> bytes:
 _VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 2**31, 2**63, 2**64, 1e308, 0.5, "", "x", [], {}, [[]], {"a": {}}),
     *("../x", "/etc/passwd", "data/constants/x", "cuda", "sm_90", "avx9999", "float64", "s0"),
+    *("x86-64-v3", "data/inductor_ext/x86-64-v3/model/x.so"),
 )
 
 

@@ -6,7 +6,7 @@ the manifest altered with outdated checksums, or with all checksums corrected. E
 and called. The allowed outcomes are
 
 - an error of `inductor_ext.exc`, or
-- the results of the intact package;
+- the results of the intact package, for one of its targets if it has several (`--targets`);
 
 The intact package is signed. With a required signature, one with another manifest must be refused.
 `inductor-ext verify` must refuse every package that was changed without correcting its checksums,
@@ -16,7 +16,7 @@ never another error, other results, or the end of the process, and never a file 
 folder for temporary files or written outside of it. Shared libraries and weights are changed as
 well, but never with correct checksums: that would be another model.
 
-    python -m test.fuzz.aot_packages [--package FILE] [--cases N] [--seed S] [--jobs N]
+    python -m test.fuzz.aot_packages [--targets] [--package FILE] [--cases N] [--seed S] [--jobs N]
 
 A case depends only on seed and number; `--only NUMBER` runs one again in this process.
 """
@@ -44,8 +44,13 @@ from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import manifest, signing, zip_format, zip_reader
 from inductor_ext.report import package_report
 from test.fuzz.aot_package_mutations import EVIL_NAME, SANDBOX_DEPTH, Case, mutate
+from test.support.altered_packages import contents, manifest_of, seal
 
-__all__ = ["Net", "expected", "inputs", "make_package", "run_cases"]
+__all__ = ["TARGETS", "Net", "expected", "inputs", "make_package", "run_cases"]
+
+
+TARGETS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+"""Of a package with several targets."""
 
 
 class Net(torch.nn.Module):
@@ -68,11 +73,16 @@ def inputs() -> tuple[Any, ...]:
     return ({"x": torch.linspace(-1, 1, 24).reshape(3, 8)}, 3)
 
 
-def make_package(path: str | os.PathLike[str]) -> None:
-    """Compile a `Net` into a package of the extension, and sign it."""
+def make_package(path: str | os.PathLike[str], targets: Sequence[str] | None = None) -> None:
+    """Compile a `Net` into a package of the extension, and sign it.
+
+    Args:
+        path: of the package.
+        targets: CPU targets. Default: None, compiled for this machine.
+    """
     torch.manual_seed(0)
     program = torch.export.export(Net().eval(), inputs())
-    inductor_ext.aoti_compile_and_package(program, package_path=path)
+    inductor_ext.aoti_compile_and_package(program, package_path=path, cpu_targets=targets)
     private, _ = key_pair()
     signing.sign(path, private)
 
@@ -103,6 +113,24 @@ def signed_part(path: str | os.PathLike[str]) -> list[bytes]:
 def expected(path: str | os.PathLike[str]) -> list[torch.Tensor]:
     """The results of an intact package."""
     return [tensor.clone() for tensor in flat(inductor_ext.load(path)(*inputs()))]
+
+
+def expected_by_target(path: str) -> list[list[torch.Tensor]]:
+    """The results of an intact package for each of its targets that run on this machine."""
+    package = pathlib.Path(path).read_bytes()
+    results = [expected(path)]
+    for index in range(-1, len(manifest_of(package)["models"]["model"].get("variants", ()))):
+        content = manifest_of(package)
+        model = content["models"]["model"]
+        variants = model.pop("variants", [])
+        if index >= 0:
+            model.update(variants[index])
+        with tempfile.TemporaryDirectory() as folder:
+            alone = pathlib.Path(folder, "net.pt2")
+            alone.write_bytes(seal(contents(package), content))
+            with contextlib.suppress(exc.IncompatibleArtifactError):
+                results.append(expected(alone))
+    return results
 
 
 def flat(results: dict[str, Any]) -> list[torch.Tensor]:
@@ -137,24 +165,25 @@ def is_trusted(path: pathlib.Path) -> bool:
 
 
 def attempt(
-    case: Case, sandbox: pathlib.Path, reference: Sequence[torch.Tensor], signed: list[bytes]
+    case: Case,
+    sandbox: pathlib.Path,
+    references: Sequence[Sequence[torch.Tensor]],
+    signed: list[bytes],
 ) -> str:
     """The outcome of loading and calling a package: "refused", "right", or the error.
 
     Args:
         case: the package.
         sandbox: an empty folder; the folder for temporary files is within it.
-        reference: the results of the intact package.
+        references: the results of the intact package, one list per target.
         signed: its manifest and its signatures.
     """
     path = sandbox / "case.pt2"
     path.write_bytes(case.data)
     try:
         results = flat(inductor_ext.load(path)(*inputs()))
-        outcome = "right"
-        for actual, tensor in zip(results, reference, strict=True):
-            if not torch.equal(actual, tensor):
-                outcome = "wrong numbers"
+        is_right = any(all(map(torch.equal, results, reference)) for reference in references)
+        outcome = "right" if is_right else "wrong numbers"
     except exc.InductorExtError as error:
         outcome = f"refused: {type(error).__name__}"
     except Exception as error:
@@ -184,10 +213,10 @@ def _child(package_path: str, seed: int, sandbox: str) -> None:
     """Run the cases whose numbers are read from standard input; print a line of JSON for each."""
     torch.set_num_threads(1)
     package = pathlib.Path(package_path).read_bytes()
-    reference, signed = expected(package_path), signed_part(package_path)
+    references, signed = expected_by_target(package_path), signed_part(package_path)
     for line in sys.stdin:
         case = mutate(package, seed, int(line))
-        outcome = attempt(case, pathlib.Path(sandbox), reference, signed)
+        outcome = attempt(case, pathlib.Path(sandbox), references, signed)
         print(json.dumps([int(line), case.kind, outcome]), flush=True)
 
 
@@ -234,6 +263,9 @@ def is_good(outcome: str) -> bool:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m test.fuzz.aot_packages", description=__doc__)
     parser.add_argument("--package", help="an intact package of the model of this module")
+    parser.add_argument(
+        "--targets", action="store_true", help="compile the package for several CPU targets"
+    )
     parser.add_argument("--cases", type=int, default=1000, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes")
@@ -249,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         package = options.package or os.path.join(folder, "net.pt2")
         if options.package is None:
-            make_package(package)
+            make_package(package, TARGETS if options.targets else None)
         if options.only is not None:
             _child_case(package, options.seed, options.only)
             return 0

@@ -144,14 +144,10 @@ class Compiler:
 
     def identity(self, purpose: Purpose) -> str:
         """Return a hex digest of everything but the source that an object depends on."""
-        return _digest(
-            [
-                *self.program,
-                *self._versions(),
-                str(_compat.torch_folder()),
-                *self.compile_flags(purpose),
-            ]
-        )
+        return self._identify(self.compile_flags(purpose), self._versions())
+
+    def _identify(self, flags: Sequence[str], versions: Sequence[str]) -> str:
+        return _digest([*self.program, *versions, str(_compat.torch_folder()), *flags])
 
     def library_identity(self) -> str:
         """Return a hex digest of everything but the sources that a library's content depends on.
@@ -171,6 +167,13 @@ class Compiler:
 
     def _versions(self) -> list[str]:
         """Return the versions of the compiler and of torch, and the CPU as far as it matters."""
+        return [
+            *self._tool_versions(),
+            *self.target.features,
+            *(_cpu_model() if any("native" in flag for flag in self.target.flags) else ()),
+        ]
+
+    def _tool_versions(self) -> list[str]:
         import torch
         from torch._inductor.cpp_builder import get_compiler_version_info
 
@@ -178,8 +181,6 @@ class Compiler:
             get_compiler_version_info(self.program[-1]),
             torch.__version__,
             torch.version.git_version or "",
-            *self.target.features,
-            *(_cpu_model() if any("native" in flag for flag in self.target.flags) else ()),
         ]
 
     # --- builds outside this process --------------------------------------------------------------
@@ -317,8 +318,13 @@ class Compiler:
         """Yield a directory that `build` has filled, in this process or an earlier one."""
         purpose: Purpose = "kernel" if kind == "kernel" else "wrapper"
         sources = "" if kind == "kernel" else _runtime_key()
-        parts = (kind, _FORMAT, sources, self.device_type, self.identity(purpose))
-        key = _digest(parts)
+        identity = (
+            # The same for all CPU levels.
+            self._identify(self._runtime_flags(), self._tool_versions())
+            if kind == "runtime"
+            else self.identity(purpose)
+        )
+        key = _digest((kind, _FORMAT, sources, self.device_type, identity))
         if self.settings.artifact_cache:
             store = cache.open_store(self.settings)
             with store.get(key) as folder:
@@ -339,14 +345,17 @@ class Compiler:
             build(pathlib.Path(temporary))
             yield pathlib.Path(temporary)
 
-    def _build_runtime(self, folder: pathlib.Path) -> None:
+    def _runtime_flags(self) -> list[str]:
         # The CPU feature check must run on every CPU, so no flags for newer ones.
         flags = [
             flag
             for flag in self.compile_flags("wrapper")
             if not flag.startswith(("-m", "-O", "-DCPU_CAPABILITY"))
         ]
-        flags += ["-O2", *(f"-D{name}" for name in _interface_definitions())]
+        return [*flags, "-O2", *(f"-D{name}" for name in _interface_definitions())]
+
+    def _build_runtime(self, folder: pathlib.Path) -> None:
+        flags = self._runtime_flags()
         commands = [
             [*self.program, *flags, "-c", str(source), "-o", str(folder / f"{source.stem}.o")]
             for source in sorted(RUNTIME.glob("*.cpp"))

@@ -5,12 +5,17 @@ a level of the psABI (x86-64-v2, v3, v4) plus the features that the vectorized k
 it. The requirements are therefore known, recorded in the compiled model, and checked before it
 runs. The setting `aot_isa` selects the level. By default it is this machine's highest, and
 instruction scheduling is tuned for this machine, as in Inductor.
+
+A named target (`targets`) is compiled with the vector ISA of its level only, so that every machine
+builds the same code, also for CPUs with features that it lacks. Nothing of it is run.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import platform
+from typing import Any
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
@@ -74,12 +79,10 @@ def inductor_options(level: str) -> dict[str, object]:
         exc.UnsupportedLevelError: this machine has another architecture, or lacks features of the
             level, so that kernels could not be tested on it.
     """
-    options: dict[str, object] = {}
-    if platform.machine() == "x86_64":
-        # Skip Inductor's probe of the vector ISA, which compiles and runs code (10 CPU seconds for
-        # a new cache directory): the CPU reports its features, and torch's headers are assumed to
-        # work with the compiler.
-        options["cpp.vec_isa_ok"] = True
+    # Skip Inductor's probe of the vector ISA, which compiles and runs code (10 CPU seconds for a
+    # new cache directory): the CPU reports its features, and torch's headers are assumed to work
+    # with the compiler.
+    options: dict[str, object] = {"cpp.vec_isa_ok": True} if platform.machine() == "x86_64" else {}
     if level == "auto":
         return options
     missing_features = (
@@ -88,6 +91,40 @@ def inductor_options(level: str) -> dict[str, object]:
     if missing_features:
         raise exc.UnsupportedLevelError(level=level, lacking=", ".join(missing_features))
     return {**options, "cpp.simdlen": SIMD_LENGTHS[level]}
+
+
+def target_options(level: str) -> dict[str, object]:
+    """Return Inductor's options to compile for a named target, inside `context.enter(cpu_level=)`.
+
+    Args:
+        level: a key of `SIMD_LENGTHS`; this machine may lack its features.
+    """
+    options: dict[str, object] = {"cpp.vec_isa_ok": True, "cpp.simdlen": SIMD_LENGTHS[level]}
+    if cpu_isa.missing(cpu_isa.features_of(level)):
+        # The candidates of CPU matmuls cannot be benchmarked here: ATen computes them.
+        options |= {"max_autotune": False, "max_autotune_gemm": False}
+    return options
+
+
+@functools.cache
+def vector_isas(level: str) -> list[Any]:
+    """Return the vector ISAs of a named target as Inductor lists them, widest first."""
+    from torch._inductor import cpu_vec_isa
+
+    common = {"__bool__": lambda isa: True, "__hash__": cpu_vec_isa.VecISA.__hash__}
+    # Without the features that Inductor adds if this machine has them.
+    plain = {
+        "is_avx512_bf16_supported": lambda isa: False,
+        "build_arch_flags": lambda isa: isa._arch_flags,
+    }
+    avx2: Any = type("AVX2", (cpu_vec_isa.VecAVX2,), common)
+    avx512: Any = type("AVX512", (cpu_vec_isa.VecAVX512,), {**common, **plain})
+    isas: dict[str, list[Any]] = {
+        "x86-64-v2": [],
+        "x86-64-v3": [avx2()],
+        "x86-64-v4": [avx512(), avx2()],
+    }
+    return isas[level]
 
 
 def current(level: str = "auto") -> Target:

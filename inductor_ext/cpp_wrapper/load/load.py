@@ -34,6 +34,7 @@ from inductor_ext.cpp_wrapper.package import (
     machine,
     manifest,
     signing,
+    variants,
     zip_format,
     zip_reader,
     zip_writer,
@@ -174,6 +175,8 @@ class _Loading:
         if model.library is None:
             raise exc.SourcesOnlyError(path=where, name=name)
         here = machine.Machine.current(str(torch.__version__), model.device, arguments.device_index)
+        content = variants.choose(content, name, here, where)
+        model = content.models[name]
         machine.check_machine(content, model, here, where)
         try:
             signature = Signature.from_json(model.signature)

@@ -64,10 +64,15 @@ class PackageFiles:
         self._name = name
         self._verify = verify
         self._map_weights = map_weights
-        self._prefix = f"{zip_format.MODELS_FOLDER}{name}/"
-        self.library = str(self._model.library)
-        if self.library.rpartition("/")[0] != self._prefix.rstrip("/"):
-            self.raise_bad(f"its manifest names {self.library!r} as a library")
+        self._base = f"{zip_format.MODELS_FOLDER}{name}/"
+        library = str(self._model.library)
+        folder, _, file = library.rpartition("/")
+        self._prefix = f"{folder}/"
+        variant = manifest.variant_folder(str(self._model.target), name)
+        if folder not in (self._base.rstrip("/"), variant):
+            self.raise_bad(f"its manifest names {library!r} as a library")
+        self.library = f"{self._base}{file}"
+        """Path of the library in the folder of `extract`."""
 
     def raise_bad(self, why: str) -> NoReturn:
         raise exc.BadPackageError(path=self._package.where, why=why)
@@ -96,8 +101,11 @@ class PackageFiles:
             if name.startswith((self._prefix, zip_format.CONSTANTS_FOLDER))
             and not name.endswith(_UNUSED)
         }
-        for name in sorted({*names, self.library}):
-            target = os.path.join(folder, *name.split("/"))
+        for name in sorted({*names, str(self._model.library)}):
+            # A variant's files are put where torch's runner expects those of a model.
+            is_own = name.startswith(self._prefix)
+            path = f"{self._base}{name[len(self._prefix) :]}" if is_own else name
+            target = os.path.join(folder, *path.split("/"))
             os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
             with self._writing(folder):
                 self._package.extract(name, target, self._digest(name))

@@ -168,17 +168,38 @@ def _version_prefix(version: str, count: int) -> tuple[str, ...]:
 
 
 def _has_kernels_for(architectures: Sequence[str], capability: tuple[int, int]) -> bool:
-    for architecture in architectures:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
-        if match is None:
-            continue
-        compiled = int(match[2]), int(match[3])
-        if match[1] == "compute" and not match[4]:
-            fits = capability >= compiled  # PTX: the driver compiles it for any later device
-        elif match[4] == "a":
-            fits = capability == compiled
-        else:
-            fits = capability[0] == compiled[0] and capability[1] >= compiled[1]
-        if fits:
-            return True
-    return False
+    return rank_architectures(architectures, capability) is not None
+
+
+def rank_architectures(
+    architectures: Sequence[str], capability: tuple[int, int]
+) -> tuple[int, ...] | None:
+    """Return how well kernels fit a device, as a tuple that is greater for a better fit.
+
+    Machine code is better than PTX, code for a later architecture better than for an earlier one,
+    and "sm_90a" better than "sm_90".
+
+    Args:
+        architectures: what the kernels were compiled for: "sm_90", "sm_90a", "compute_90".
+        capability: compute capability of the device.
+
+    Returns:
+        The rank, or None if the kernels do not run on the device.
+    """
+    ranks = (_rank_architecture(architecture, capability) for architecture in architectures)
+    return max((rank for rank in ranks if rank is not None), default=None)
+
+
+def _rank_architecture(architecture: str, capability: tuple[int, int]) -> tuple[int, ...] | None:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+    if match is None:
+        return None
+    compiled = int(match[2]), int(match[3])
+    is_ptx, suffix = match[1] == "compute", match[4]
+    if is_ptx and not suffix:
+        fits = capability >= compiled  # PTX: the driver compiles it for any later device
+    elif suffix == "a":
+        fits = capability == compiled
+    else:
+        fits = capability[0] == compiled[0] and capability[1] >= compiled[1]
+    return (int(not is_ptx), *compiled, ("", "f", "a").index(suffix)) if fits else None

@@ -5,6 +5,9 @@ model, the machine requirements, the options and versions that it was compiled w
 of every file. The manifest is deterministic: the same compile gives the same bytes. It contains no
 date, path or host name unless the caller adds one.
 
+A model that was compiled for several targets has a `Variant` per further target: what differs
+between the compiles. Its constants and signature are those of the model.
+
 Reading checks the type of every field and preserves fields added by later versions.
 """
 
@@ -30,6 +33,10 @@ _FOLDER = "extra/inductor_ext/"
 
 PATH = f"{_FOLDER}manifest.json"
 """Entry of the manifest, relative to the root folder of the package."""
+
+VARIANTS_FOLDER = "data/inductor_ext/"
+"""Folder of the files of variants, `<target>/<model>/` below it. torch's loaders ignore it; those
+below extra/ they would read as text."""
 
 _LIMIT = 1 << 28
 """Maximum size of a manifest in bytes."""
@@ -90,6 +97,24 @@ class Kernel:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """The same model compiled for another target. The fields are those of `Model`."""
+
+    target: str
+    """Name of the target: "x86-64-v3", "sm_90", "ptx"."""
+    library: str
+    kernels: tuple[Kernel, ...] = ()
+    cpu_features: tuple[str, ...] = ()
+    torch_functions: Mapping[str, str] | None = dataclasses.field(
+        default=None, metadata={OPTIONAL: True}
+    )
+    cuda_architectures: tuple[str, ...] = ()
+    options: _Json = dataclasses.field(default_factory=dict)
+    memory: _Json = dataclasses.field(default_factory=dict)
+    more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
     """A compiled model in a package."""
 
@@ -127,7 +152,16 @@ class Model:
     """Summary of the memory plan: peak and lower bound in bytes, arenas, allocator calls."""
     self_test: _Json | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     """Recorded inputs and results (`self_test.Recording` as JSON); None without a self test."""
+    target: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """Name of the target that `library` was compiled for; None if no target was named."""
+    variants: tuple[Variant, ...] = dataclasses.field(default=(), metadata={OPTIONAL: True})
+    """The compiles for other targets. Torch's own loaders and earlier versions use `library`."""
     more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
+
+    def for_target(self, variant: Variant) -> Model:
+        """Return the model as compiled for the target of one of its variants."""
+        names = (field.name for field in dataclasses.fields(variant) if field.name != "more")
+        return dataclasses.replace(self, **{name: getattr(variant, name) for name in names})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,6 +264,30 @@ def _check_values(manifest: Manifest) -> None:
             offset = constant.offset
             if offset is not None and room is not None and offset + constant.bytes > room:
                 raise ValueError(f"{where} is beyond the end of the weights")
+        _check_variants(name, model, manifest.files)
+
+
+def _check_variants(name: str, model: Model, files: Mapping[str, File]) -> None:
+    targets = [model.target] if model.variants else []
+    for variant in model.variants:
+        where, target = f"models[{name!r}].variants: {variant.target!r}", variant.target
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", target, re.ASCII):
+            raise ValueError(f"{where} is not the name of a target")
+        folder = variant.library.rpartition("/")[0]
+        if folder != variant_folder(target, name):
+            raise ValueError(f"{where} has a library in another folder, {variant.library!r}")
+        if variant.library not in files:
+            raise ValueError(f"{where} needs the file {variant.library!r}, which is not listed")
+        targets.append(target)
+    if None in targets or len(set(targets)) < len(targets):
+        raise ValueError(f"models[{name!r}].variants: the targets are not named or not different")
+    if model.variants and model.library is None:
+        raise ValueError(f"models[{name!r}] has variants, but no library")
+
+
+def variant_folder(target: str, model: str) -> str:
+    """Return the folder of the files of a model's variant, without a slash at the end."""
+    return f"{VARIANTS_FOLDER}{target}/{model}"
 
 
 def _check_digest(where: str, digest: str) -> None:

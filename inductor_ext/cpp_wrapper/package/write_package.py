@@ -2,7 +2,8 @@
 
 The models' files are at the paths that torch's packaging uses. The weights are aligned for
 memory-mapping. A manifest (see `manifest`) and a C header per model (see `c_header`) are added for
-`inductor_ext.load` and other readers. The caller publishes the file; after an error it is invalid.
+`inductor_ext.load` and other readers. The files of further targets are where torch's loaders ignore
+them. The caller publishes the file; after an error it is invalid.
 The setting `aot_weights_file` moves the weights out of the package.
 """
 
@@ -17,7 +18,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import __version__, exc
@@ -30,6 +31,7 @@ from inductor_ext.cpp_wrapper.package import (
     zip_format,
     zip_writer,
 )
+from inductor_ext.cpp_wrapper.package.build_results import Build, check_shared
 from inductor_ext.storage import digest
 from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain import components
@@ -43,10 +45,8 @@ if TYPE_CHECKING:
 def write_package(
     file: IO[bytes],
     root: str,
-    artifacts: Mapping[str, Artifact],
+    builds: Sequence[Build],
     *,
-    options: Mapping[str, Any],
-    memory: Mapping[str, Mapping[str, Any]],
     programs: Mapping[str, ExportedProgram],
     compiler: str,
     weights_file: str | None = None,
@@ -57,9 +57,7 @@ def write_package(
     Args:
         file: writable and seekable, positioned at its beginning.
         root: name of the root folder of all entries.
-        artifacts: compiled models by name.
-        options: non-default options of Inductor and settings of the extension.
-        memory: summaries of memory plans by model name, where known, as plain values.
+        builds: the compiled models, once per target. Torch's own loaders use the first ones.
         programs: what the models were compiled from, by model name.
         compiler: name and version of the C++ compiler.
         weights_file: path of a file for the weights, which are then left out of the package; only
@@ -69,11 +67,18 @@ def write_package(
     Raises:
         exc.SharedWeightsFileError: `weights_file` was given for several models.
         exc.BadWeightsFileError: `weights_file` cannot be written.
+        exc.TargetMismatchError: the models of two targets have other constants or signatures.
     """
+    base, *others = builds
+    artifacts = base.artifacts
+    for build in others:
+        check_shared(base, build)
     if weights_file is not None and len(artifacts) > 1:
         raise exc.SharedWeightsFileError(path=weights_file, models=", ".join(artifacts))
     writer = zip_writer.Writer(file, root)
     _add_files(writer, artifacts, without_weights=weights_file is not None)
+    for build in others:
+        _add_variants(writer, build)
     for name, (_, recorded) in (self_tests or {}).items():
         writer.add(self_test.entry(name), recorded)
     outside = {
@@ -82,10 +87,12 @@ def write_package(
         if weights_file is not None and artifact.weights_path is not None
     }
     models = {
-        name: _describe_model(
-            name, artifact, options, memory.get(name, {}), programs[name], outside.get(name)
+        name: dataclasses.replace(
+            _describe_model(name, base, programs[name], outside.get(name)),
+            target=base.target,
+            variants=tuple(_describe_variant(name, build) for build in others),
         )
-        for name, artifact in artifacts.items()
+        for name in artifacts
     }
     for name, (described, _) in (self_tests or {}).items():
         models[name] = dataclasses.replace(models[name], self_test=described)
@@ -121,11 +128,37 @@ def _add_files(
         writer.add(c_header.path(name), c_header.render(name, artifact.signature).encode())
 
 
-class _Adapter:
-    """Replacement for torch's PT2ArchiveWriter that writes to a `zip_writer.Writer`."""
+def _add_variants(writer: zip_writer.Writer, build: Build) -> None:
+    """Write the files of models for a further target, except their weights."""
+    from torch.export.pt2_archive import _package
 
-    def __init__(self, writer: zip_writer.Writer, artifacts: Mapping[str, Artifact]) -> None:
+    files: dict[str, list[Any]] = {
+        name: [
+            file
+            for file in artifact.files
+            if isinstance(file, str) and file not in ("", artifact.weights_path)
+        ]
+        for name, artifact in build.artifacts.items()
+    }
+    adapter: Any = _Adapter(writer, {}, build.target)
+    _package._package_aoti_files(adapter, files)
+
+
+class _Adapter:
+    """Replacement for torch's PT2ArchiveWriter that writes to a `zip_writer.Writer`.
+
+    With a target, the models' files are put into the folders of variants. Other files are those of
+    the first target, which are there already.
+    """
+
+    def __init__(
+        self,
+        writer: zip_writer.Writer,
+        artifacts: Mapping[str, Artifact],
+        target: str | None = None,
+    ) -> None:
         self._writer = writer
+        self._target = target
         # Keyed by entry, not by path: models with the same code have files of the same names but
         # different weights.
         self._weights = {
@@ -136,6 +169,12 @@ class _Adapter:
 
     def write_file(self, name: str, file_path: str) -> None:
         """Add a file. Weights are streamed from the tensors, because their file does not exist."""
+        if self._target is not None:
+            if name.startswith(zip_format.MODELS_FOLDER):
+                model, file = name.removeprefix(zip_format.MODELS_FOLDER).split("/", 1)
+                folder = manifest.variant_folder(self._target, model)
+                self._writer.add(f"{folder}/{file}", file_path)
+            return
         artifact = self._weights.get(name)
         if artifact is None:
             self._writer.add(name, file_path)
@@ -185,13 +224,9 @@ def _entry_name(model: str, path: str) -> str:
 
 
 def _describe_model(
-    name: str,
-    artifact: Artifact,
-    options: Mapping[str, Any],
-    memory: Mapping[str, Any],
-    program: ExportedProgram,
-    outside: manifest.File | None,
+    name: str, build: Build, program: ExportedProgram, outside: manifest.File | None
 ) -> manifest.Model:
+    artifact = build.artifacts[name]
     return manifest.Model(
         device=artifact.device_type,
         library=_entry_name(name, artifact.shared_object) if artifact.shared_object else None,
@@ -205,7 +240,24 @@ def _describe_model(
         constants=_describe_constants(artifact),
         frozen=artifact.frozen,
         state=state_names.find_constants(program, {*artifact.fqns.values(), *artifact.frozen}),
-        kernels=tuple(
+        **_describe_code(name, build),
+    )
+
+
+def _describe_variant(name: str, build: Build) -> manifest.Variant:
+    assert build.target is not None
+    folder = manifest.variant_folder(build.target, name)
+    file = os.path.basename(str(build.artifacts[name].shared_object))
+    return manifest.Variant(
+        target=build.target, library=f"{folder}/{file}", **_describe_code(name, build)
+    )
+
+
+def _describe_code(name: str, build: Build) -> dict[str, Any]:
+    """Return the fields of the manifest that differ between targets."""
+    artifact = build.artifacts[name]
+    return {
+        "kernels": tuple(
             manifest.Kernel(
                 name=kernel,
                 operators=_list_operators(kernel),
@@ -214,12 +266,12 @@ def _describe_model(
             )
             for kernel in artifact.kernels
         ),
-        cpu_features=artifact.features,
-        torch_functions=artifact.torch_functions,
-        cuda_architectures=artifact.cuda_architectures,
-        options={key: _to_json(value) for key, value in sorted(options.items())},
-        memory=dict(memory),
-    )
+        "cpu_features": artifact.features,
+        "torch_functions": artifact.torch_functions,
+        "cuda_architectures": artifact.cuda_architectures,
+        "options": {key: _to_json(value) for key, value in sorted(build.options.items())},
+        "memory": dict(build.memory.get(name, {})),
+    }
 
 
 def _describe_constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:

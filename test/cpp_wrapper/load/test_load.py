@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -314,11 +315,14 @@ def test_a_gpu_model_keeps_its_kernels_until_deleted(
 
 
 @pytest.mark.slow
-def test_damaged_packages_are_rejected_or_correct(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("targets", [None, aot_packages.TARGETS])
+def test_damaged_packages_are_rejected_or_correct(
+    targets: Sequence[str] | None, tmp_path: pathlib.Path
+) -> None:
     """See `test.fuzz.aot_packages`, whose command line runs more cases."""
     pytest.importorskip("cryptography")
     package = str(tmp_path / "net.pt2")
-    aot_packages.make_package(package)
+    aot_packages.make_package(package, targets)
     outcomes = list(aot_packages.run_cases(package, 0, range(600)))
     assert [outcome for outcome in outcomes if not aot_packages.is_good(outcome[2])] == []
     kinds = {(kind, outcome.split(":")[0]) for _, kind, outcome in outcomes}
