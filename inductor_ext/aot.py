@@ -19,16 +19,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import _compat, config, events, exc, options
-from inductor_ext.cpp_wrapper import program_workarounds
-from inductor_ext.cpp_wrapper.build import targets as named_targets
-from inductor_ext.cpp_wrapper.build.targets import Target
+from inductor_ext import targets as named_targets
+from inductor_ext.cpp_wrapper import program_on_gpu, program_workarounds
 from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
 from inductor_ext.cpp_wrapper.package import output_path
 from inductor_ext.cpp_wrapper.package.output_path import PackagePath
 from inductor_ext.cpp_wrapper.records import PackageRecord
+from inductor_ext.hooks import context
 from inductor_ext.hooks.activate import activate, requested
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.settings import Settings
+from inductor_ext.targets import Target
 from inductor_ext.toolchain import components, requirements
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def aoti_compile_and_package(
     *,
     package_path: str | os.PathLike[str] | IO[bytes] | None = None,
     inductor_configs: Mapping[str, Any] | None = None,
+    targets: Sequence[str] | None = None,
     cpu_targets: Sequence[str] | None = None,
 ) -> str | IO[bytes]:
     """Compile one or several exported programs and write them as a `.pt2` package.
@@ -61,8 +63,9 @@ def aoti_compile_and_package(
         package_path: a path that ends in .pt2, or a writable and seekable binary buffer. Default:
             None, which chooses a path in Inductor's cache folder.
         inductor_configs: options by name, see `inductor_ext.list_options`. Default: None.
-        cpu_targets: CPU levels to compile for ("x86-64-v2", "x86-64-v3", "x86-64-v4"), of which
-            `load` chooses the highest that the CPU supports. Default: None, the setting `aot_isa`.
+        targets: GPUs to compile for ("sm_90", "H100"), and "ptx" for others, also for a program on
+            the CPU. Default: None, this machine.
+        cpu_targets: CPU levels to compile for ("x86-64-v3"). Default: None, this machine.
 
     Returns:
         The path of the package, or the buffer.
@@ -81,11 +84,11 @@ def aoti_compile_and_package(
         exc.TargetMismatchError: after the compile, if two targets cannot share a package.
     """
     programs = _check_programs(exported_program)
-    targets = named_targets.parse(cpu_targets)
+    selected = named_targets.parse(targets, cpu_targets)
     output_path.check_package_path(package_path)
     # Options that are per process would also get into another compile's key of the artifact cache.
     with _compiling if _compat.options_are_per_process() else contextlib.nullcontext():
-        return _compile_or_copy(programs, package_path, inductor_configs, targets)
+        return _compile_or_copy(programs, package_path, inductor_configs, selected)
 
 
 def _compile_or_copy(
@@ -98,21 +101,23 @@ def _compile_or_copy(
     extension_options, patches = options.split_options(None, inductor_configs)
     settings = config.snapshot({**(requested() or {}), **extension_options})
     output_path.check_weights_path(settings.aot_weights_file)
-    named_targets.check(targets, _device_types(programs), patches, settings.enabled)
+    named_targets.check(targets, _device_types(programs), patches, settings)
     if not settings.enabled:
         with activate(**extension_options):
             return _package_with_inductor(programs, package_path, patches)
 
     def compile_(path: PackagePath | None) -> str | IO[bytes]:
         with activate(**extension_options):
-            _require_toolchain(programs)
+            if not targets:
+                _require_toolchain(programs)
             return _package(programs, path, patches, settings, targets)
 
     def choices_key(program: ExportedProgram) -> Any:
         from inductor_ext.lowerings.graph import post_grad_pass
 
-        names = [target.name for target in targets]
-        return (post_grad_pass.cache_key(settings, program.graph_module), *names)
+        if not targets:
+            return post_grad_pass.cache_key(settings, program.graph_module)
+        return named_targets.cache_key(targets, settings)
 
     start = time.perf_counter()
     # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
@@ -172,9 +177,13 @@ def _compile(program: ExportedProgram, patches: Mapping[str, Any]) -> list[Any]:
 
     def compile_module(module: Any, args: Any, kwargs: Any = None, **rest: Any) -> str:
         program_workarounds.remove_constant_results(module)
-        files = torch._inductor.aot_compile(
-            module, args, kwargs or {}, options={**rest["inductor_configs"]}
-        )
+        kwargs, values = kwargs or {}, None
+        if context.current().target_gpu is not None:
+            args, kwargs, values = program_on_gpu.move_module(module, args, kwargs)
+        with context.enter(constant_values=values):
+            files = torch._inductor.aot_compile(
+                module, args, kwargs, options={**rest["inductor_configs"]}
+            )
         assert isinstance(files, list)
         output[:] = files
         return ""
@@ -237,6 +246,11 @@ def _package_from(
         signatures = {
             name: from_export.derive_signature(program) for name, program in programs.items()
         }
+        if targets and targets[0].gpu is not None:
+            signatures = {
+                name: program_on_gpu.move_signature(signature)
+                for name, signature in signatures.items()
+            }
         for name, program in programs.items():
             program_workarounds.warn_of_unwritten_results(name, program)
         builds: list[Build] = []

@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"autotune", "cpp_wrapper", "lowerings"}),
     frozenset({"cpp_wrapper.hooks", "lowerings.hooks", "memory.hooks"}),
     frozenset({"hooks"}),
-    frozenset({"aot", "backend"}),
+    frozenset({"aot", "backend", "targets"}),
     frozenset({"__main__", "cli", "report"}),
 )
 """The units, lowest layer first: modules and subpackages directly in the package, and single

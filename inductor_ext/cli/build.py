@@ -48,9 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         metavar="NAME",
-        help="where it is to run: CPUs of the level x86-64-v2, x86-64-v3 or x86-64-v4; by default "
-        "those with the features of this machine's. Several targets (the option again) give one "
-        "package, from which the loader chooses",
+        default=[],
+        help="where it is to run: a CPU level (x86-64-v2, x86-64-v3, x86-64-v4), the architecture "
+        "or name of a GPU (sm_90, H100), or ptx; by default on this machine. Several targets (the "
+        "option again) give one package, from which the loader chooses",
     )
     parser.add_argument(
         "--set",
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         exc.BadModelSourceError: there is no such model.
         exc.InductorExtError: see `inductor_ext.aoti_compile_and_package`.
     """
-    from inductor_ext import aot
+    from inductor_ext import aot, targets
 
     path, name = _split(arguments.source)
     output = arguments.output
@@ -95,7 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         program,
         package_path=output,
         inductor_configs=dict(arguments.set),
-        cpu_targets=arguments.target,
+        targets=[name for name in arguments.target if not targets.is_cpu_target(name)] or None,
+        cpu_targets=[name for name in arguments.target if targets.is_cpu_target(name)] or None,
     )
     seconds = time.perf_counter() - start
     print(f"{output}: {human_bytes(os.path.getsize(output))}, compiled in {seconds:.1f} s")

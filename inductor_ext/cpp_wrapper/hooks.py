@@ -48,6 +48,27 @@ HOOKS = (
         relies_on=("torch._inductor.codecache.split_aot_inductor_output_path",),
     ),
     Hook(
+        "same_constant",
+        "replaced",
+        ("torch._inductor.graph.is_same_tensor",),
+        "cpp_wrapper.hooks",
+        "Constants of a named GPU target are fake tensors, which all have the same address. "
+        "Inductor would take those of equal shapes for one.",
+        parameters=("data", "value"),
+    ),
+    Hook(
+        "offline_kernels",
+        "overridden",
+        ("torch._inductor.codegen.wrapper.PythonWrapperCodegen.generate_and_run_autotune_block",),
+        "cpp_wrapper.codegen.offline_kernels",
+        "Compiles the Triton kernels of a named GPU target. Upstream runs them to choose one.",
+        relies_on=(
+            "torch._inductor.runtime.triton_heuristics.CachingAutotuner._precompile_config",
+            "torch._inductor.runtime.triton_heuristics.CachingAutotuner.save_gpu_kernel",
+            "torch._inductor.codecache.CudaKernelParamCache",
+        ),
+    ),
+    Hook(
         "vector_isas",
         "replaced",
         ("torch._inductor.cpu_vec_isa.valid_vec_isa_list",),
@@ -160,6 +181,7 @@ def install_hooks() -> None:
     dispatchers = {
         "wrapper_class": _dispatch_wrapper_class,
         "aot_compile": _dispatch_compile,
+        "same_constant": _dispatch_same,
         "vector_isas": _dispatch_isas,
         "constant_origins": _dispatch_replace,
     }
@@ -186,6 +208,18 @@ def use_exported_ranges(model: Any) -> Iterator[None]:
     recorder = frozen_constants.Recorder(model)
     with from_graph.use_exported_ranges(model), context.enter(folding=recorder):
         yield
+
+
+def _dispatch_same(stock: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(stock)
+    def is_same_tensor(data: Any, value: Any) -> bool:
+        if context.current().constant_values is None:
+            return stock(data, value)
+        from inductor_ext.cpp_wrapper import program_on_gpu
+
+        return program_on_gpu.is_same_constant(data, value)
+
+    return is_same_tensor
 
 
 def _dispatch_isas(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -59,6 +59,11 @@ class CompileContext:
     cpu_level: str | None = None
     """The level of `cpp_wrapper.build.cpu_target` whose vector ISA Inductor uses, whatever CPU this
     machine has; None for those of this machine."""
+    target_gpu: Any = None
+    """The `hooks.offline_gpu.GpuProperties` that torch reports; None for this machine's GPUs."""
+    constant_values: Mapping[str, Any] | None = None
+    """Values of the constants by fully qualified name, if the graph's are fake tensors
+    (`cpp_wrapper.program_on_gpu`)."""
     saved_memory: Mapping[str, Any] | None = None
     """The `SavedMemory` of the tensors that were saved for this backward
     (`memory.saved_tensors`)."""

@@ -17,6 +17,7 @@ from inductor_ext.hooks import (
     compile_fx,
     direct_compiles,
     lowering_dispatch,
+    offline_gpu,
     registry,
     scope,
     upstream_fixes,
@@ -76,6 +77,7 @@ HOOKS: tuple[Hook, ...] = (
     *lowering_dispatch.HOOKS,
     *(hook for feature in FEATURES for hook in feature.HOOKS),
     *upstream_fixes.HOOKS,
+    *offline_gpu.HOOKS,
     *_OTHER_HOOKS,
 )
 

@@ -147,7 +147,9 @@ def replace(hook: Hook, make: MakeDispatcher) -> None:
         current = getattr(owner, attribute)
         if _is_installed(hook, current):
             return
-        why = _missing_parameters(hook, tuple(inspect.signature(current).parameters))
+        # Functions written in C have no signature.
+        parameters = tuple(inspect.signature(current).parameters) if hook.parameters else ()
+        why = _missing_parameters(hook, parameters)
         if why:
             raise _make_error(hook, why)
         dispatcher = make(current)
@@ -182,12 +184,14 @@ def find_owner(hook: Hook) -> tuple[Any, str] | None:
 
 
 def _import(path: str) -> Any:
-    """Return the module, or the class in a module, at a dotted path; None if there is none."""
+    """Return the module, or the class in a module or class, at a dotted path; None if there is
+    none.
+    """
     try:
         return importlib.import_module(path)
     except ModuleNotFoundError:
         module, _, name = path.rpartition(".")
-        return getattr(importlib.import_module(module), name, None) if module else None
+        return getattr(_import(module), name, None) if module else None
 
 
 def _make_error(hook: Hook, why: str) -> exc.HookError:

@@ -119,6 +119,12 @@ class TorchSource:
                 original, _, alias = entry.strip().partition(" as ")
                 if (alias or original).strip() == name:
                     return f"{self._resolve_relative(module, match[1])}.{original.strip()}"
+        for origin in re.findall(
+            r"^from[ \t]+([\w.]+)[ \t]+import[ \t]+\*", self._read(module), re.M
+        ):
+            resolved = self._resolve_relative(module, origin)
+            if self._find_top_level(resolved, name) is not None:
+                return f"{resolved}.{name}"
         return None
 
     def _resolve_relative(self, module: str, origin: str) -> str:

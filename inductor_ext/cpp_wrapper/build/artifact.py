@@ -74,6 +74,8 @@ class Artifact:
     """The result of `torch_functions.find`; None without a shared object."""
     cuda_architectures: tuple[str, ...] = ()
     """Architectures that its GPU kernels were compiled for: "sm_90a", "compute_90a"."""
+    constant_devices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Device types of the constants that are not on the device of their value in `constants`."""
 
 
 @contextlib.contextmanager
@@ -361,6 +363,7 @@ class ArtifactBuilder:
                     cuda_architectures=gpu_code.cuda_architectures(
                         graph, self.device_type, self.metadata
                     ),
+                    constant_devices=model_info.moved_constants(graph, self.constants),
                 )
             )
         if self.shared_object is None or config.aot_inductor.package:

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import os
 import pathlib
+import re
 import shlex
 import subprocess
 import tempfile
@@ -25,9 +26,14 @@ from typing import Any, Literal
 from inductor_ext import _compat, settings
 from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target
 from inductor_ext.cpp_wrapper.cache import cache
+from inductor_ext.hooks import context
+from inductor_ext.toolchain.probes.cuda import CUDA_DRIVER
 
 RUNTIME = pathlib.Path(__file__).parent.parent / "runtime"
 """The C++ sources that are the same for all models."""
+
+_CUDA_INCLUDE = pathlib.Path(__file__).parent / "cuda_include"
+"""Headers that those of CUDA include and its Python packages lack."""
 
 _DROPPED_FLAGS = frozenset(
     {"-g1", "-gline-tables-only", "-march=native", "-mcpu=native", "-Wall", "-pedantic"}
@@ -106,6 +112,7 @@ class Compiler:
             *(f"-D{name}" for name in self._definitions(purpose)),
             *self._code_flags(purpose),
             *(f"-I{folder}" for folder in folders),
+            *(("-idirafter", str(_CUDA_INCLUDE)) if context.current().target_gpu else ()),
             *_shortened_paths(),
         ]
 
@@ -283,12 +290,40 @@ class Compiler:
         Raises:
             torch._inductor.exc.CppCompileError: linking failed; contains the linker's output.
         """
-        _run(self.link_command(objects, output))
+        command = self.link_command(objects, output)
+        if context.current().target_gpu is not None:
+            # It must precede the libraries of the command.
+            stub = self._write_driver_stub(objects, os.path.dirname(output))
+            command.insert(len(self.program), f"-L{stub}")
+        _run(command)
         if self.settings.aot_debug_info:
             # In a separate file, which debuggers find by the debuglink in the shared object.
             debug = f"{output}.debug"
             _run(["objcopy", "--only-keep-debug", output, debug])
             _run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", output])
+
+    def _write_driver_stub(self, objects: Sequence[str], folder: str) -> str:
+        """Write a library that stands for CUDA's driver, which this machine may lack, to link with.
+
+        It defines the functions of the driver that the objects call. Returns its folder.
+        """
+        listed = subprocess.run(
+            ["nm", "--undefined-only", "--format=posix", *objects],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        names = sorted(set(re.findall(r"^(cu[A-Z]\w*) U", listed, re.MULTILINE)))
+        stub = os.path.join(folder, "driver")
+        os.makedirs(stub, exist_ok=True)
+        source = os.path.join(stub, "driver.cpp")
+        with open(source, "w") as file:
+            file.writelines(f'extern "C" void {name}() {{}}\n' for name in names)
+        library = os.path.join(stub, "libcuda.so")
+        _run(
+            [*self.program, "-shared", "-fPIC", f"-Wl,-soname,{CUDA_DRIVER}", source, "-o", library]
+        )
+        return stub
 
     @contextlib.contextmanager
     def prebuilt_runtime(self) -> Iterator[PrebuiltRuntime]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from inductor_ext import settings
 from inductor_ext.cpp_wrapper.build import fatbin
+from inductor_ext.hooks import context
 from inductor_ext.hooks.wrapper_codegen import LinkedObject, linked_objects
 
 
@@ -40,6 +41,11 @@ def cuda_architectures(
 
     if device_type != "cuda":
         return ()
+    gpu = context.current().target_gpu
+    if gpu is not None:
+        # From compute capability 9.0 on, Triton compiles for one architecture ("sm_90a").
+        kind = "compute" if gpu.emits_ptx else "sm"
+        return (f"{kind}_{gpu.architecture}{'a' if gpu.major >= 9 else ''}",)
     # Attached objects are compiled only for the GPU of this machine.
     if config.aot_inductor.emit_multi_arch_kernel and not _attached_objects(graph):
         return fatbin.architectures(gencode_options(graph))

@@ -24,6 +24,10 @@ _HEADERS = ("torch/csrc/inductor/aoti_torch", "torch/csrc/stable/c", "sleef.h")
 _SYSTEM_LIBRARIES = ("libstdc++.so.6", "libgomp.so.1")
 """Libraries that compiled models use besides torch; they depend on the C library."""
 
+_CUDA = re.compile(r"cu(da)?[A-Z]")
+"""Beginning of the names of CUDA's functions, which torch loads, too. They are the same in all releases
+of one major version."""
+
 _DROPPED = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|\bextern\s+"C"', re.MULTILINE | re.DOTALL
 )
@@ -56,7 +60,9 @@ def find(library: str, compiler: Sequence[str]) -> dict[str, str] | None:
     imported = [
         name
         for name in sorted(names)
-        if not any(hasattr(handle, name) for handle in system) and hasattr(torch_libraries, name)
+        if not _CUDA.match(name)
+        and not any(hasattr(handle, name) for handle in system)
+        and hasattr(torch_libraries, name)
     ]
     declared = read_declarations(_compat.torch_folder() / "include", imported)
     return {name: declared.get(name, "") for name in imported}

@@ -184,6 +184,16 @@ class AotWrapper:
 
     # --- file header ------------------------------------------------------------------------------
 
+    def generate_and_run_autotune_block(self: Any) -> None:
+        """Compile the kernels; Inductor also runs them, which a named GPU target does not allow."""
+        gpu = context.current().target_gpu
+        if gpu is None:
+            super().generate_and_run_autotune_block()  # type: ignore[misc]
+            return
+        from inductor_ext.cpp_wrapper.codegen import offline_kernels
+
+        offline_kernels.compile_kernels(self.kernel_autotune_defs.getvalue(), gpu)
+
     @staticmethod
     def get_device_include_path_aot(device: str) -> str:
         """Return the `#include` for a device: C shims of its operators, without torch's model."""

@@ -20,6 +20,7 @@ from inductor_ext.cpp_wrapper.codegen import (
 )
 from inductor_ext.cpp_wrapper.codegen.input_checks import c_bool, c_string
 from inductor_ext.cpp_wrapper.signature.signature import Signature
+from inductor_ext.hooks import context
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +29,20 @@ if TYPE_CHECKING:
 def constants_with_values(graph: Any) -> dict[str, torch.Tensor]:
     """Return the constants stored with the model: all that are not folded at run time."""
     return {
-        name: graph.get_original_value_of_constant(name)
-        for name in graph.constants
-        if name not in graph.folded_constants
+        name: _value(graph, name) for name in graph.constants if name not in graph.folded_constants
     }
+
+
+def _value(graph: Any, name: str) -> torch.Tensor:
+    values = context.current().constant_values
+    tensor: torch.Tensor = graph.get_original_value_of_constant(name)
+    return tensor if values is None else values.get(original_name(graph, name), tensor)
+
+
+def moved_constants(graph: Any, values: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return the device types, by name, of constants that are not on the device of their value."""
+    devices = {name: graph.constants[name].device.type for name in values}
+    return {name: device for name, device in devices.items() if device != values[name].device.type}
 
 
 def weights_included() -> bool:

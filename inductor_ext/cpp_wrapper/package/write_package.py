@@ -81,18 +81,8 @@ def write_package(
         _add_variants(writer, build)
     for name, (_, recorded) in (self_tests or {}).items():
         writer.add(self_test.entry(name), recorded)
-    outside = {
-        name: _write_weights(weights_file, artifact)
-        for name, artifact in artifacts.items()
-        if weights_file is not None and artifact.weights_path is not None
-    }
     models = {
-        name: dataclasses.replace(
-            _describe_model(name, base, programs[name], outside.get(name)),
-            target=base.target,
-            variants=tuple(_describe_variant(name, build) for build in others),
-        )
-        for name in artifacts
+        name: _describe_targets(name, builds, programs[name], weights_file) for name in artifacts
     }
     for name, (described, _) in (self_tests or {}).items():
         models[name] = dataclasses.replace(models[name], self_test=described)
@@ -223,6 +213,22 @@ def _entry_name(model: str, path: str) -> str:
     return f"{zip_format.MODELS_FOLDER}{model}/{os.path.basename(path)}"
 
 
+def _describe_targets(
+    name: str, builds: Sequence[Build], program: ExportedProgram, weights_file: str | None
+) -> manifest.Model:
+    """Return the entry of a model. Writes its weights to `weights_file`, unless it is None."""
+    base, *others = builds
+    artifact = base.artifacts[name]
+    outside = None
+    if weights_file is not None and artifact.weights_path is not None:
+        outside = _write_weights(weights_file, artifact)
+    return dataclasses.replace(
+        _describe_model(name, base, program, outside),
+        target=base.target,
+        variants=tuple(_describe_variant(name, build) for build in others),
+    )
+
+
 def _describe_model(
     name: str, build: Build, program: ExportedProgram, outside: manifest.File | None
 ) -> manifest.Model:
@@ -296,7 +302,7 @@ def _describe_constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
             bytes=plan.sizes[name],
             offset=plan.offsets[name] if artifact.weights_path is not None else None,
             sha256=digests.get(plan.offsets[name]) if plan.sizes[name] else None,
-            device=tensor.device.type,
+            device=artifact.constant_devices.get(name, tensor.device.type),
         )
         for name, tensor in artifact.constants.items()
     )

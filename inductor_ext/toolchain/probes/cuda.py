@@ -17,6 +17,7 @@ from inductor_ext.toolchain.probes.common import (
     find_program,
     first_line,
     loaded_attribute,
+    package_folder,
     read_environment,
 )
 
@@ -275,3 +276,27 @@ CUDA = Probe(
 )
 NVCC = Probe("nvcc", _nvcc_inputs, _examine_nvcc)
 CUDA_HEADERS = Probe("CUDA's C headers", _cuda_headers_inputs, _examine_cuda_headers)
+
+
+def find_home() -> str | None:
+    """Return a folder with CUDA's C headers below `include`; None if there is none.
+
+    It is the toolkit that torch uses, or the folder of NVIDIA's or of Triton's Python package.
+    """
+    from torch.utils import cpp_extension
+
+    headers = ("cuda.h", "cuda_runtime_api.h", os.path.join("crt", "host_defines.h"))
+    for root in (cpp_extension.CUDA_HOME, *_packaged_homes()):
+        if root and all(os.path.isfile(os.path.join(root, "include", name)) for name in headers):
+            return str(root)
+    return None
+
+
+def _packaged_homes() -> list[str]:
+    homes = []
+    if (folder := package_folder("nvidia")) is not None:
+        found = [name for name in os.listdir(folder) if re.fullmatch(r"cu\d+|cuda_runtime", name)]
+        homes = [os.path.join(folder, name) for name in sorted(found, reverse=True)]
+    if (folder := package_folder("triton")) is not None:
+        homes.append(os.path.join(folder, "backends", "nvidia"))
+    return homes

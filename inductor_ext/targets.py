@@ -1,0 +1,296 @@
+"""The named targets of a package: CPU levels and GPU architectures that it is compiled for.
+
+`parse` turns the arguments `targets=` and `cpu_targets=` of `inductor_ext.aoti_compile_and_package`
+into `Target`s, `check` finds out whether programs can be compiled for them, and `Target.scope` is
+the context of the compile for one of them. The machine that compiles needs none of the targets'
+features, and no GPU: kernels are compiled, and neither run nor timed. The module `variants` of
+`cpp_wrapper.package` chooses between the targets when the package is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import platform
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from inductor_ext import exc
+from inductor_ext.cpp_wrapper.build import cpu_target
+from inductor_ext.hooks import context, offline_gpu
+from inductor_ext.hooks.offline_gpu import GpuProperties
+from inductor_ext.settings import Settings
+from inductor_ext.templates.device import KNOWN, Device
+
+_CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-g++"}
+"""Architectures other than x86-64, and the compiler that is needed to compile for them."""
+
+_UNSUPPORTED_OPTIONS = (
+    # They give the files of a model a place where those of only one target fit.
+    "aot_inductor.package_cpp_only",
+    "aot_inductor.output_path",
+)
+_UNSUPPORTED_GPU_OPTIONS = (
+    # They compute constants, whose values are not on the GPU.
+    "freezing",
+    "aot_inductor.use_runtime_constant_folding",
+    # The targets are the architectures.
+    "aot_inductor.emit_multi_arch_kernel",
+    "cuda.arch",
+)
+
+_GPUS = {
+    "A100": ("NVIDIA A100-SXM4-80GB", 80),
+    "L4": ("NVIDIA L4", 24),
+    "RTX4090": ("NVIDIA GeForce RTX 4090", 24),
+    "H100": ("NVIDIA H100 80GB HBM3", 80),
+    "H200": ("NVIDIA H200", 141),
+    "B200": ("NVIDIA B200", 180),
+}
+"""Targets named after a GPU: its name in `templates.device.KNOWN`, and its memory in GB."""
+
+_ARCHITECTURES = {"sm_80": "A100", "sm_89": "L4", "sm_90": "H100", "sm_100": "B200"}
+"""Targets named after an architecture, and the GPU for which choices are made."""
+
+PTX = "ptx"
+"""The target for all other GPUs: PTX, which the driver compiles."""
+
+_PTX_CAPABILITY = (8, 0)
+_PTX_SHARED = 99 << 10
+"""Bytes of shared memory per block that all GPUs since compute capability 8.0 have."""
+
+_HOST_LEVEL = "x86-64-v3"
+"""CPU level of the host code of packages for GPUs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A target that a model is compiled for."""
+
+    name: str
+    """Name in the manifest, such as "x86-64-v3" or "sm_90"."""
+    level: str
+    """CPU level of the code, of `cpu_target.SIMD_LENGTHS`."""
+    gpu: GpuProperties | None = None
+    """The GPU; None for a CPU target."""
+
+    @property
+    def device_type(self) -> str:
+        """The device type that the models run on."""
+        return "cpu" if self.gpu is None else "cuda"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the extension for the compile."""
+        tuning = {} if self.gpu is None else {"tuning": "compile"}
+        return {"aot_isa": self.level, **tuning}
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of Inductor for the compile."""
+        options = cpu_target.target_options(self.level)
+        if self.gpu is None:
+            return options
+        # Nothing is benchmarked; stored tuning results and the cost model apply without
+        # max_autotune.
+        return {
+            **options,
+            "max_autotune": False,
+            "max_autotune_gemm": False,
+            "max_autotune_gemm_backends": "ATEN,TRITON",
+            "coordinate_descent_tuning": False,
+            "benchmark_epilogue_fusion": False,
+            "triton.autotune_at_compile_time": True,
+            # The values of constants are not in the graph.
+            "always_keep_tensor_constants": True,
+            "joint_graph_constant_folding": False,
+        }
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Let Inductor compile for the target, in this thread."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(context.enter(cpu_level=self.level))
+            if self.gpu is not None:
+                stack.enter_context(offline_gpu.report(self.gpu))
+            yield
+
+
+def parse(targets: Sequence[str] | None, cpu_targets: Sequence[str] | None) -> tuple[Target, ...]:
+    """Return the targets by these names, without duplicates, the least demanding one first.
+
+    Raises:
+        exc.UnknownTargetError: there is no target of that name.
+        exc.UnsupportedTargetError: this machine cannot compile for a target.
+        exc.BadArgumentError: an argument is not a list of names.
+    """
+    levels = _parse_levels(_check_names("cpu_targets", cpu_targets))
+    gpus = _parse_gpus(_check_names("targets", targets))
+    if not gpus:
+        return tuple(Target(level, level) for level in levels)
+    if len(levels) > 1:
+        why = "a package for GPUs has host code for one CPU level"
+        fix = "Pass one name as cpu_targets."
+        raise exc.UnsupportedTargetError(target=levels[1], why=why, fix=fix)
+    host = levels[0] if levels else _HOST_LEVEL
+    return tuple(Target(name, host, gpu) for name, gpu in gpus.items())
+
+
+def _check_names(argument: str, names: Any) -> list[str]:
+    if names is None:
+        return []
+    if (
+        isinstance(names, str)
+        or not isinstance(names, Collection)
+        or not names
+        or not all(isinstance(name, str) for name in names)
+    ):
+        allowed = "a list of one or more names of targets"
+        raise exc.BadArgumentError(name=argument, actual=repr(names), allowed=allowed)
+    return list(names)
+
+
+def is_cpu_target(name: str) -> bool:
+    """Whether a name belongs to `cpu_targets` rather than to `targets`."""
+    return name in cpu_target.SIMD_LENGTHS or name in _CROSS_COMPILERS
+
+
+def _parse_levels(names: Sequence[str]) -> list[str]:
+    levels = list(cpu_target.SIMD_LENGTHS)
+    for name in names:
+        if name in _CROSS_COMPILERS:
+            raise _cross_compile_error(name)
+        if name not in levels:
+            raise exc.UnknownTargetError(name=name, known=", ".join((*levels, *_CROSS_COMPILERS)))
+    machine = platform.machine()
+    if names and machine != "x86_64":
+        why = f"it is a level of x86-64, and this machine has the architecture {machine}"
+        fix = "Compile on an x86-64 machine, or omit cpu_targets."
+        raise exc.UnsupportedTargetError(target=names[0], why=why, fix=fix)
+    return [level for level in levels if level in names]
+
+
+def _cross_compile_error(name: str) -> exc.UnsupportedTargetError:
+    compiler = _CROSS_COMPILERS[name]
+    if platform.machine() == name:
+        why, fix = "packages for this architecture have one CPU target", "Omit cpu_targets."
+    elif shutil.which(compiler) is None:
+        why = f"the cross compiler {compiler} is not installed"
+        fix = f"Compile on a machine of the architecture {name}."
+    else:
+        why = f"there is no libtorch for {name} to link with {compiler}"
+        fix = f"Compile on a machine of the architecture {name}."
+    return exc.UnsupportedTargetError(target=name, why=why, fix=fix)
+
+
+def _parse_gpus(names: Sequence[str]) -> dict[str, GpuProperties]:
+    """Return the GPUs by target: PTX first, which runs on most, then by compute capability."""
+    known = {**{name: name for name in _GPUS}, **_ARCHITECTURES}
+    found: dict[str, GpuProperties] = {}
+    for name in names:
+        if name == PTX:
+            continue
+        if name not in known:
+            listed = ", ".join((*_ARCHITECTURES, *_GPUS, PTX))
+            raise exc.UnknownTargetError(name=name, known=listed)
+        found[name] = _properties(known[name])
+    capabilities = {gpu.capability for gpu in found.values()}
+    if len(capabilities) < len(found):
+        why = "another target has the same architecture, so that the loader could not choose"
+        fix = "Name each architecture once."
+        raise exc.UnsupportedTargetError(target=", ".join(found), why=why, fix=fix)
+    ordered = dict(sorted(found.items(), key=lambda item: item[1].capability))
+    return {**({PTX: _ptx_properties()} if PTX in names else {}), **ordered}
+
+
+def _properties(name: str) -> GpuProperties:
+    full_name, memory = _GPUS[name]
+    (device,) = (device for device in KNOWN if device.name == full_name)
+    return GpuProperties.of(device, memory << 30)
+
+
+def _ptx_properties() -> GpuProperties:
+    """Return a GPU that has no more than every GPU since compute capability 8.0 has."""
+    (a100,) = (device for device in KNOWN if device.name == _GPUS["A100"][0])
+    device: Device = dataclasses.replace(
+        a100, name="PTX", capability=_PTX_CAPABILITY, shared_memory=_PTX_SHARED
+    )
+    return dataclasses.replace(
+        GpuProperties.of(device, _GPUS["L4"][1] << 30),
+        max_threads_per_multi_processor=1536,
+        emits_ptx=True,
+    )
+
+
+def check(
+    targets: Sequence[Target],
+    devices: Collection[str],
+    options: Mapping[str, Any],
+    settings: Settings,
+) -> None:
+    """Check that models can be compiled for the targets. Do nothing without targets.
+
+    Args:
+        targets: the result of `parse`.
+        devices: device types of the programs' tensors.
+        options: Inductor's options for the compile.
+        settings: the settings of the compile.
+
+    Raises:
+        exc.UnsupportedTargetError: they cannot; nothing was compiled.
+    """
+    if not targets:
+        return
+    is_gpu = targets[0].gpu is not None
+    allowed = {"cpu", "cuda"} if is_gpu else {"cpu"}
+    unsupported = (*_UNSUPPORTED_OPTIONS, *(_UNSUPPORTED_GPU_OPTIONS if is_gpu else ()))
+    if not settings.enabled:
+        why, fix = "the extension is disabled", "Set the setting enabled to True."
+    elif others := sorted({*devices} - allowed):
+        why = f"a program has tensors on {', '.join(others)}"
+        fix = f"Export the model on {' or '.join(sorted(allowed))}."
+    elif used := [name for name in unsupported if options.get(name)]:
+        why, fix = f"the option {used[0]} does not support named targets", "Unset the option."
+    elif is_gpu and settings.aot_self_test:
+        why = "a self test is recorded on the device of the program (setting aot_self_test)"
+        fix = "Unset the setting."
+    elif is_gpu and (missing := _find_missing_tool()) is not None:
+        why, fix = missing
+    else:
+        return
+    raise exc.UnsupportedTargetError(target=targets[0].name, why=why, fix=fix)
+
+
+def _find_missing_tool() -> tuple[str, str] | None:
+    """Return what a compile for a GPU lacks on this machine, and the remedy; None if nothing."""
+    import torch
+
+    from inductor_ext.toolchain.probes import cuda
+
+    if torch.version.cuda is None:
+        why = f"torch {torch.__version__} is built without CUDA"
+        return why, "Install a CUDA build of torch; it needs no GPU."
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed", "Install the triton package."
+    if platform.machine() != "x86_64":
+        why = f"this machine has the architecture {platform.machine()}"
+        return why, "Compile on an x86-64 machine."
+    from triton import knobs
+
+    try:
+        _ = knobs.nvidia.ptxas
+    except RuntimeError:
+        return "Triton has no ptxas", "Install a triton package that contains ptxas."
+    if cuda.find_home() is None:
+        return "CUDA's C headers are not installed", "Install the CUDA toolkit."
+    return None
+
+
+def cache_key(targets: Sequence[Target], settings: Settings) -> tuple[str, ...]:
+    """Return plain values that change if compiles for the targets may give other code."""
+    from inductor_ext.autotune import results_db
+
+    names = [f"{target.name}:{target.level}" for target in targets]
+    if targets[0].gpu is not None:
+        names.append(results_db.open_database(settings).generation(tuning=False))
+    return tuple(names)
