@@ -193,7 +193,7 @@ def _parse_gpus(names: Sequence[str]) -> dict[str, GpuProperties]:
         if name not in known:
             listed = ", ".join((*_ARCHITECTURES, *_GPUS, PTX))
             raise exc.UnknownTargetError(name=name, known=listed)
-        found[name] = _properties(known[name])
+        found[name] = gpu_properties(known[name])
     capabilities = {gpu.capability for gpu in found.values()}
     if len(capabilities) < len(found):
         why = "another target has the same architecture, so that the loader could not choose"
@@ -203,7 +203,8 @@ def _parse_gpus(names: Sequence[str]) -> dict[str, GpuProperties]:
     return {**({PTX: _ptx_properties()} if PTX in names else {}), **ordered}
 
 
-def _properties(name: str) -> GpuProperties:
+def gpu_properties(name: str) -> GpuProperties:
+    """Return what the driver reports of a GPU, by its short name, such as "H100"."""
     full_name, memory = _GPUS[name]
     (device,) = (device for device in KNOWN if device.name == full_name)
     return GpuProperties.of(device, memory << 30)

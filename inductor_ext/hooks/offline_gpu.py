@@ -148,7 +148,6 @@ _CACHED = (
     ("torch._inductor.utils", "get_device_tflops"),
     ("torch._inductor.utils", "get_gpu_dram_gbps"),
     ("torch._inductor.codegen.cuda.cuda_env", "get_cuda_arch"),
-    ("torch._inductor.fx_passes.fuse_attention", "_sfdp_init"),
     ("torch.utils._triton", "has_datacenter_blackwell_tma_device"),
     ("torch.utils._triton", "has_triton_tensor_descriptor_host_tma"),
     ("torch.utils._triton", "has_triton_experimental_host_tma"),
@@ -200,6 +199,7 @@ def install_hooks() -> None:
         if registry.has_target(hook):
             make = _SPECIAL.get(hook.name, _dispatch)
             registry.replace(hook, functools.partial(make, hook.targets[0]))
+    _install_driver()
 
 
 def _dispatch(path: str, stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,33 +274,41 @@ def _clear_caches() -> None:
 @contextlib.contextmanager
 def report(gpu: GpuProperties) -> Iterator[None]:
     """Let torch report one GPU with these properties, in this thread."""
-    import triton
-
     install_hooks()
-    driver: Any = triton.runtime.driver
     _clear_caches()
-    previous = driver._active
-    # Triton looks for a driver when it compiles; there is none without a GPU.
-    driver._active = _Driver(gpu)
     try:
         with context.enter(target_gpu=gpu):
             yield
     finally:
-        driver._active = previous
         _clear_caches()
 
 
-class _Driver(types.SimpleNamespace):
-    """What Triton needs of a driver to compile."""
+def _install_driver() -> None:
+    """Let Triton find a driver for the reported GPU; there is none on a machine without one."""
+    import triton
 
-    def __init__(self, gpu: GpuProperties) -> None:
-        import torch
-        from triton.backends.compiler import GPUTarget
+    config: Any = type(triton.runtime.driver)
+    stock: property = config.active
+    if isinstance(stock, _Property):
+        return
 
-        super().__init__(
-            get_current_target=lambda: GPUTarget("cuda", gpu.architecture, 32),
-            get_current_device=lambda: 0,
-            get_device_capability=lambda *_: gpu.capability,
-            get_current_stream=lambda *_: 0,
-            get_active_torch_device=lambda: torch.device("cuda", 0),
-        )
+    def active(self: Any) -> Any:
+        gpu = context.current().target_gpu
+        return stock.__get__(self) if gpu is None else _make_driver(gpu)
+
+    config.active = _Property(active)
+
+
+@functools.cache
+def _make_driver(gpu: GpuProperties) -> Any:
+    """Return what Triton and Inductor need of a driver to compile."""
+    import torch
+    from triton.backends.compiler import GPUTarget
+
+    return types.SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", gpu.architecture, 32),
+        get_current_device=lambda: 0,
+        get_device_capability=lambda *_: gpu.capability,
+        get_current_stream=lambda *_: 0,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+    )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from inductor_ext import _compat
-from inductor_ext.hooks import registry
+from inductor_ext.hooks import offline_gpu, registry
 from inductor_ext.hooks.hook_table import HOOKS
 from inductor_ext.storage import paths
 
@@ -121,12 +121,14 @@ def test_every_replacement_is_declared(scenarios: Scenarios) -> None:
     seen = scenarios("replacements")
     declared = {target for hook in HOOKS if hook.kind == "replaced" for target in hook.targets}
     assert set(seen["replaced"]) <= declared
-    # Every hook is installed, under one of its names.
+    # Every hook is installed, under one of its names; those of `offline_gpu` only for named GPUs.
+    assert not any(hook.targets[0] in seen["replaced"] for hook in offline_gpu.HOOKS)
     version = _compat.torch_version()
     for hook in HOOKS:
         if (
             hook.kind == "replaced"
             and hook.name != "lowerings"
+            and hook.owner != "hooks.offline_gpu"
             and registry.is_applicable(hook, version)
         ):
             assert set(hook.targets) & set(seen["replaced"]), hook.name

@@ -23,35 +23,12 @@ import torch
 from torch._dynamo.source import ConstantSource
 from torch._inductor import config as inductor_config
 
+from inductor_ext.targets import gpu_properties
+
 __all__ = ["Lowered", "device", "lower", "lower_cpp"]
 
-_PROPERTIES: dict[tuple[int, int], dict[str, Any]] = {
-    (8, 0): {
-        "name": "NVIDIA A100-SXM4-80GB",
-        "multi_processor_count": 108,
-        "shared_memory_per_block_optin": 166_912,
-        "shared_memory_per_multiprocessor": 167_936,
-        "L2_cache_size": 40 << 20,
-        "total_memory": 80 << 30,
-    },
-    (9, 0): {
-        "name": "NVIDIA H200",
-        "multi_processor_count": 132,
-        "shared_memory_per_block_optin": 232_448,
-        "shared_memory_per_multiprocessor": 233_472,
-        "L2_cache_size": 50 << 20,
-        "total_memory": 141 << 30,
-    },
-}
-
-_COMMON = {
-    "regs_per_multiprocessor": 65_536,
-    "max_threads_per_multi_processor": 2_048,
-    "max_threads_per_block": 1_024,
-    "warp_size": 32,
-    "gcnArchName": "",
-    "is_integrated": False,
-}
+_GPUS = {(8, 0): "A100", (8, 9): "L4", (9, 0): "H200", (10, 0): "B200"}
+"""The GPU of each compute capability."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +89,7 @@ def lower(
         inputs: sizes and dtype of each argument, or a tensor (on the "meta" device, for strides).
             A size that is a string is a symbol of that name, which was 64 in the example.
         seconds: the assumed time of a candidate; the fastest is chosen.
-        capability: of the GPU: (8, 0) or (9, 0).
+        capability: of the GPU, one of `_GPUS`.
         edit: changes the graph of ATen operators before it is lowered.
         configs: Inductor's options, with `__` for the dot in a name.
     """
@@ -283,9 +260,7 @@ def device(
 
     seen = types.SimpleNamespace(code="", choices=[])
     major, minor = capability
-    properties = types.SimpleNamespace(
-        major=major, minor=minor, **_PROPERTIES[capability], **_COMMON
-    )
+    properties = gpu_properties(_GPUS[capability])
 
     def compile_to_module(graph: Any) -> Any:
         code, _ = graph.codegen()

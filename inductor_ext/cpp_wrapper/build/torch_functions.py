@@ -25,8 +25,8 @@ _SYSTEM_LIBRARIES = ("libstdc++.so.6", "libgomp.so.1")
 """Libraries that compiled models use besides torch; they depend on the C library."""
 
 _CUDA = re.compile(r"cu(da)?[A-Z]")
-"""Beginning of the names of CUDA's functions, which torch loads, too. They are the same in all releases
-of one major version."""
+"""Beginning of the names of CUDA's functions, which are the same in all releases of one major
+version. torch loads them, too."""
 
 _DROPPED = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|\bextern\s+"C"', re.MULTILINE | re.DOTALL

@@ -20,6 +20,7 @@ from torch.export import Dim
 
 import inductor_ext
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper.build import cpu_isa
 from inductor_ext.cpp_wrapper.package import machine
 from test.support import altered_packages, cpp_client
 from test.support.cpp_client import Driver, Kind, Reply
@@ -134,6 +135,35 @@ def refusal(driver: Driver, package: object, **options: object) -> Reply:
     (reply,) = driver.run(("load", package, options))
     assert reply.kind is not None
     return reply
+
+
+def make_targets_package(net: Net, target: pathlib.Path, *levels: str) -> dict[str, str]:
+    """Write a package with CPU targets, and return the library of each."""
+    program = torch.export.export(net, (torch.randn(4, 8),))
+    inductor_ext.aoti_compile_and_package(program, package_path=target, cpu_targets=levels)
+    model = altered_packages.manifest_of(target.read_bytes())["models"]["model"]
+    return {code["target"]: code["library"] for code in (model, *model["variants"])}
+
+
+@pytest.mark.skipif(
+    bool(cpu_isa.missing(cpu_isa.features_of("x86-64-v3"))), reason="needs a CPU with AVX2"
+)
+def test_the_highest_target_of_this_cpu_runs(
+    driver: Driver, net: Net, tmp_path: pathlib.Path
+) -> None:
+    package = tmp_path / "targets.pt2"
+    libraries = make_targets_package(net, package, "x86-64-v2", "x86-64-v3", "x86-64-v4")
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(tuple(driver.call(package, [x], tmp_path)), net(x))
+    data = package.read_bytes()
+    entries = altered_packages.contents(data)
+    supported = [level for level in libraries if not cpu_isa.missing(cpu_isa.features_of(level))]
+    for level, library in libraries.items():
+        # Only the file that is used is checked.
+        at = data.index(entries[library]) + len(entries[library]) // 2
+        damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        (reply,) = driver.run(("load", write(tmp_path, damaged)))
+        assert reply.kind == (Kind.BAD_PACKAGE if level == supported[-1] else None), level
 
 
 class TestResults:

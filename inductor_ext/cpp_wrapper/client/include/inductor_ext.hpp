@@ -262,7 +262,7 @@ inline Model load(const std::string& path, const Options& options) {
                 "; it has " + detail::joined(names),
             "Pass one of these names as model_name."));
   }
-  const detail::ModelRecord& model = found->second;
+  detail::ModelRecord& model = found->second;
   if (!model.library) {
     throw Error(
         ErrorKind::unsupported,
@@ -272,6 +272,7 @@ inline Model load(const std::string& path, const Options& options) {
             "model without aot_inductor.package_cpp_only.");
   }
   const int index = detail::parse_device(options.device, model);
+  detail::choose_target(model, index);
   detail::check_machine(state->manifest, model, state->path, index);
   if (options.verify) {
     detail::check_seal(package, state->manifest);
@@ -288,7 +289,7 @@ inline Model load(const std::string& path, const Options& options) {
   }
   files.extract(*folder);
   const std::optional<detail::Location> weights = files.locate_weights(*folder, options.weights);
-  const std::string library_path = folder->path() + "/" + *model.library;
+  const std::string library_path = folder->path() + "/" + files.library();
   try {
     state->library = std::make_unique<detail::Library>(library_path);
   } catch (const detail::LibraryLoadError& error) {

@@ -2,6 +2,7 @@
 // any code of the package runs.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -40,9 +41,20 @@ struct ConstantRecord {
   std::string device;
 };
 
-struct ModelRecord {
-  std::string device; // "cpu", "cuda"
+using IndexInputs = std::map<std::string, std::map<std::string, std::string>>;
+
+// What differs between the targets that a model was compiled for.
+struct CodeRecord {
+  std::string target; // "x86-64-v3", "sm_90", "ptx"; empty if none was named
   std::optional<std::string> library;
+  // By kernel: the input that an index comes from, by the message of the check that failed.
+  IndexInputs index_inputs;
+  std::vector<std::string> cpu_features;
+  std::vector<std::string> cuda_architectures;
+};
+
+struct ModelRecord : CodeRecord {
+  std::string device; // "cpu", "cuda"
   std::optional<std::string> weights;
   std::optional<FileRecord> outside;
   Signature signature;
@@ -50,9 +62,7 @@ struct ModelRecord {
   std::string in_spec, out_spec;
   std::map<std::string, ConstantRecord> constants; // by name in the generated code
   std::set<std::string> frozen;
-  // By kernel: the input that an index comes from, by the message of the check that failed.
-  std::map<std::string, std::map<std::string, std::string>> index_inputs;
-  std::vector<std::string> cuda_architectures;
+  std::vector<CodeRecord> variants; // for further targets
   Json self_test;
 };
 
@@ -80,10 +90,15 @@ class ManifestReader {
     manifest.system = platform["system"].as_optional_string("platform.system");
     manifest.machine = platform["machine"].as_optional_string("platform.machine");
     for (const auto& [name, model] : json["models"].as_object("models")) {
-      manifest.models[name] = read_model(model, "models['" + name + "']");
+      manifest.models[name] = read_model(model, name, "models['" + name + "']");
       for (const auto& entry : {manifest.models[name].library, manifest.models[name].weights}) {
         if (entry && manifest.files.count(*entry) == 0) {
           throw JsonError("models['" + name + "'] needs the file " + in_quotes(*entry) + ", which is not listed");
+        }
+      }
+      for (const CodeRecord& variant : manifest.models[name].variants) {
+        if (manifest.files.count(*variant.library) == 0) {
+          throw JsonError("a variant needs the file " + in_quotes(*variant.library) + ", which is not listed");
         }
       }
     }
@@ -99,10 +114,10 @@ class ManifestReader {
     return file;
   }
 
-  static ModelRecord read_model(const Json& json, const std::string& where) {
+  static ModelRecord read_model(const Json& json, const std::string& name, const std::string& where) {
     ModelRecord model;
+    read_code(model, json, where);
     model.device = json["device"].as_string(where + ".device");
-    model.library = json["library"].as_optional_string(where + ".library");
     model.weights = json["weights"].as_optional_string(where + ".weights");
     if (!json["outside"].is_null()) {
       model.outside = read_file(json["outside"], where + ".outside");
@@ -126,16 +141,34 @@ class ManifestReader {
       const std::vector<std::string> frozen = json["frozen"].as_strings(where + ".frozen");
       model.frozen = {frozen.begin(), frozen.end()};
     }
-    for (const Json& kernel : json["kernels"].array) {
-      for (const auto& [message, input] : kernel["index_inputs"].object) {
-        model.index_inputs[kernel["name"].string][message] = input.string;
+    for (const Json& item : json["variants"].array) {
+      CodeRecord variant;
+      read_code(variant, item, where + ".variants");
+      const std::string folder = "data/inductor_ext/" + variant.target + "/" + name + "/";
+      if (!variant.library || variant.library->rfind('/') != folder.size() - 1 ||
+          variant.library->compare(0, folder.size(), folder) != 0) {
+        throw JsonError(where + ".variants has a library in another folder");
       }
-    }
-    if (!json["cuda_architectures"].is_null()) {
-      model.cuda_architectures = json["cuda_architectures"].as_strings(where + ".cuda_architectures");
+      model.variants.push_back(std::move(variant));
     }
     model.self_test = json["self_test"];
     return model;
+  }
+
+  static void read_code(CodeRecord& code, const Json& json, const std::string& where) {
+    code.target = json["target"].as_optional_string(where + ".target").value_or("");
+    code.library = json["library"].as_optional_string(where + ".library");
+    for (const Json& kernel : json["kernels"].array) {
+      for (const auto& [message, input] : kernel["index_inputs"].object) {
+        code.index_inputs[kernel["name"].string][message] = input.string;
+      }
+    }
+    if (!json["cpu_features"].is_null()) {
+      code.cpu_features = json["cpu_features"].as_strings(where + ".cpu_features");
+    }
+    if (!json["cuda_architectures"].is_null()) {
+      code.cuda_architectures = json["cuda_architectures"].as_strings(where + ".cuda_architectures");
+    }
   }
 
   static Signature read_signature(const Json& json, const std::string& where) {
@@ -291,35 +324,101 @@ inline std::string version_prefix(const std::string& version, int count) {
   return version.substr(0, end);
 }
 
-// Whether kernels that were compiled for one of the architectures ("sm_90", "sm_90a", "compute_90")
-// run on a device.
-inline bool has_kernels_for(const std::vector<std::string>& architectures, const CudaCapability& device) {
-  for (const std::string& architecture : architectures) {
-    const bool is_ptx = architecture.compare(0, 8, "compute_") == 0;
-    if (!is_ptx && architecture.compare(0, 3, "sm_") != 0) {
-      continue;
-    }
-    std::string digits = architecture.substr(architecture.find('_') + 1);
-    char suffix = '\0';
-    if (!digits.empty() && (digits.back() == 'a' || digits.back() == 'f')) {
-      suffix = digits.back();
-      digits.pop_back();
-    }
-    if (digits.size() < 2 || digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos) {
-      continue;
-    }
-    const int code = std::stoi(digits);
-    const CudaCapability compiled{code / 10, code % 10};
-    const bool is_later = device.major > compiled.major ||
-        (device.major == compiled.major && device.minor >= compiled.minor);
-    const bool is_same = device.major == compiled.major && device.minor == compiled.minor;
-    if (is_ptx && suffix == '\0' ? is_later // The driver compiles PTX for any later device.
-            : suffix == 'a'      ? is_same
-                                 : device.major == compiled.major && is_later) {
-      return true;
-    }
+// How well kernels that were compiled for an architecture ("sm_90", "sm_90a", "compute_90") fit a
+// device: greater is better, and nothing if they do not run there.
+inline std::optional<std::array<int, 4>> rank_architecture(
+    const std::string& architecture,
+    const CudaCapability& device) {
+  const bool is_ptx = architecture.compare(0, 8, "compute_") == 0;
+  if (!is_ptx && architecture.compare(0, 3, "sm_") != 0) {
+    return std::nullopt;
   }
-  return false;
+  std::string digits = architecture.substr(architecture.find('_') + 1);
+  char suffix = '\0';
+  if (!digits.empty() && (digits.back() == 'a' || digits.back() == 'f')) {
+    suffix = digits.back();
+    digits.pop_back();
+  }
+  if (digits.size() < 2 || digits.size() > 4 || digits.find_first_not_of("0123456789") != std::string::npos) {
+    return std::nullopt;
+  }
+  const int code = std::stoi(digits);
+  const CudaCapability compiled{code / 10, code % 10};
+  const bool is_later = device.major > compiled.major ||
+      (device.major == compiled.major && device.minor >= compiled.minor);
+  const bool is_same = device.major == compiled.major && device.minor == compiled.minor;
+  const bool fits = is_ptx && suffix == '\0' ? is_later // The driver compiles PTX for any later device.
+      : suffix == 'a'                        ? is_same
+                                             : device.major == compiled.major && is_later;
+  if (!fits) {
+    return std::nullopt;
+  }
+  return std::array<int, 4>{is_ptx ? 0 : 1, compiled.major, compiled.minor, suffix == '\0' ? 0 : suffix == 'f' ? 1 : 2};
+}
+
+// The rank of the architecture that fits best.
+inline std::optional<std::array<int, 4>> rank_architectures(
+    const std::vector<std::string>& architectures,
+    const CudaCapability& device) {
+  std::optional<std::array<int, 4>> best;
+  for (const std::string& architecture : architectures) {
+    best = std::max(best, rank_architecture(architecture, device));
+  }
+  return best;
+}
+
+// Whether kernels that were compiled for one of the architectures run on a device.
+inline bool has_kernels_for(const std::vector<std::string>& architectures, const CudaCapability& device) {
+  return rank_architectures(architectures, device).has_value();
+}
+
+// The number of the highest level of the x86-64 psABI that this CPU supports: 2, 3 or 4; 0 if unknown.
+inline int cpu_level() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool is_v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool is_v4 = is_v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl");
+  return is_v4 ? 4 : is_v3 ? 3 : __builtin_cpu_supports("sse4.2") ? 2 : 0;
+#else
+  return 0;
+#endif
+}
+
+// Replaces the code of a model by that for the target that fits this machine best, if it has several.
+// The first one remains if none fits; `check_machine` and the library say why.
+inline void choose_target(ModelRecord& model, int device_index) {
+  std::optional<std::array<int, 4>> best;
+  const CodeRecord* chosen = nullptr;
+  const auto consider = [&](const CodeRecord& code) {
+    std::optional<std::array<int, 4>> rank;
+    if (model.device == "cuda") {
+      const std::optional<CudaCapability> device = Cuda::get().capability(device_index);
+      rank = device ? rank_architectures(code.cuda_architectures, *device) : std::nullopt;
+    } else {
+      const std::map<std::string, int> levels{{"x86-64-v2", 2}, {"x86-64-v3", 3}, {"x86-64-v4", 4}};
+      const auto level = levels.find(code.target);
+      if (level != levels.end() && level->second <= cpu_level()) {
+        rank = std::array<int, 4>{level->second, 0, 0, 0};
+      }
+    }
+    if (rank && (!best || *rank > *best)) {
+      best = rank;
+      chosen = &code;
+    }
+  };
+  if (model.variants.empty()) {
+    return;
+  }
+  consider(model);
+  for (const CodeRecord& variant : model.variants) {
+    consider(variant);
+  }
+  if (chosen != nullptr && chosen != &model) {
+    static_cast<CodeRecord&>(model) = CodeRecord(*chosen);
+  }
 }
 
 // Checks that a model can run on this machine and with this torch. The library reports itself which

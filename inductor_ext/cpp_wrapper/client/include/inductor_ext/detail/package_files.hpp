@@ -29,9 +29,15 @@ class PackageFiles {
         verify_(verify),
         map_weights_(map_weights) {
     const std::string& library = *model_.library;
-    if (library.rfind('/') != prefix().size() - 1 || library.compare(0, prefix().size(), prefix()) != 0) {
+    folder_ = library.substr(0, library.rfind('/') + 1);
+    if (folder_ != base() && folder_ != "data/inductor_ext/" + model_.target + "/" + name_ + "/") {
       package_.fail("its manifest names " + in_quotes(library) + " as a library");
     }
+  }
+
+  // The path of the library below the folder of `extract`.
+  std::string library() const {
+    return base() + model_.library->substr(folder_.size());
   }
 
   [[noreturn]] void raise_load_error(const std::string& why, const std::string& remedy = "") const {
@@ -48,9 +54,11 @@ class PackageFiles {
   // Copies the files that running the model needs.
   void extract(const PrivateFolder& folder) const {
     for (const auto& [name, entry] : package_.entries()) {
-      const bool is_needed = starts_with(name, prefix()) || starts_with(name, "data/constants/");
+      const bool is_own = starts_with(name, folder_);
+      const bool is_needed = is_own || starts_with(name, "data/constants/");
       if ((is_needed && !is_unused(name)) || name == *model_.library) {
-        copy_entry(name, folder, name);
+        // Files for another target are put where torch's runner expects those of a model.
+        copy_entry(name, folder, is_own ? base() + name.substr(folder_.size()) : name);
       }
     }
   }
@@ -82,7 +90,7 @@ class PackageFiles {
  private:
   static constexpr uint64_t kAlignment = 64; // of weights, which compiled code requires
 
-  std::string prefix() const {
+  std::string base() const {
     return "data/aotinductor/" + name_ + "/";
   }
 
@@ -192,6 +200,7 @@ class PackageFiles {
   const Manifest& manifest_;
   std::string name_;
   const ModelRecord& model_;
+  std::string folder_; // of the files for the chosen target
   bool verify_;
   bool map_weights_;
 };
