@@ -69,14 +69,15 @@ def test_a_model_of_a_python_file(
 
 def test_several_models_a_target_and_options(source: pathlib.Path, tmp_path: pathlib.Path) -> None:
     output = tmp_path / "fleet.pt2"
-    words = ["--output", str(output), "--target", "x86-64-v2", "--set", "aot_check_inputs=False"]
+    words = ["--output", str(output), "--set", "aot_check_inputs=False"]
+    words += ["--target", "x86-64-v4", "--target", "x86-64-v2"]
     assert main.main(["build", f"{source}:several", *words]) == 0
     for name in ("one", "two"):
         model = inductor_ext.load(output, name)
         torch.testing.assert_close(model(torch.ones(4, 8)), expected(torch.ones(4, 8)))
     assert model.manifest is not None
     described = model.manifest.models["one"]
-    assert "avx2" not in described.cpu_features
+    assert [variant.target for variant in described.variants] == ["x86-64-v4"]
     assert described.options["aot_check_inputs"] is False
 
 
@@ -119,6 +120,17 @@ def test_bad_arguments_are_refused_before_the_compile(
 ) -> None:
     assert main.main(["build", str(source), *words]) == 2
     assert why in capsys.readouterr().err
+    assert not source.with_suffix(".pt2").exists()
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is built with CUDA")
+@pytest.mark.parametrize("names", [["sm_90"], ["x86-64-v2", "ptx", "H100"]])
+def test_a_gpu_needs_a_cuda_build(
+    source: pathlib.Path, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for name in names for word in ("--target", name)]
+    assert main.main(["build", str(source), *words]) == 2
+    assert "is built without CUDA" in capsys.readouterr().err
     assert not source.with_suffix(".pt2").exists()
 
 
