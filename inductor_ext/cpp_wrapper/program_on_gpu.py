@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from inductor_ext.cpp_wrapper import attention_on_gpu
 from inductor_ext.cpp_wrapper.signature.signature import Signature, TensorInput, TensorOutput
 
 DEVICE = "cuda:0"
@@ -48,9 +49,10 @@ def move_module(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any, dict[str
 
     mode = _find_mode(module)
     values = _move_constants(module, mode)
-    for graph in _graphs(module):
-        for node in graph.nodes:
+    for graph in _graph_modules(module):
+        for node in graph.graph.nodes:
             _move_node(node)
+        attention_on_gpu.use_flash_attention(graph)
     for node in module.graph.find_nodes(op="placeholder"):
         if isinstance(node.meta.get("val"), torch.Tensor):
             node.meta["val"] = _empty_like(node.meta["val"], mode)
@@ -60,12 +62,12 @@ def move_module(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any, dict[str
     return args, kwargs, values
 
 
-def _graphs(module: Any) -> Iterator[Any]:
+def _graph_modules(module: Any) -> Iterator[Any]:
     import torch
 
     for child in module.modules():
         if isinstance(child, torch.fx.GraphModule):
-            yield child.graph
+            yield child
 
 
 def _find_mode(module: Any) -> Any:

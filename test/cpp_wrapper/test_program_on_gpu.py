@@ -103,3 +103,55 @@ def test_the_signature_is_on_the_gpu(program: Any) -> None:
         program_on_gpu.DEVICE
     ] * 2
     assert moved.symbols == signature.symbols
+
+
+class Attention(torch.nn.Module):
+    """One call of attention."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        mask = q[0, 0, :, :1] > k[0, 0, :, 0] if self.options.get("mask") else None
+        causal, scale = self.options.get("is_causal", False), self.options.get("scale")
+        return attention(q, k, k, attn_mask=mask, is_causal=causal, scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "shape", "keys", "is_flash"),
+    [
+        ({}, torch.float16, (2, 4, 16, 64), 16, True),
+        ({"is_causal": True, "scale": 0.3}, torch.bfloat16, (2, 4, 16, 64), 16, True),
+        ({}, torch.float16, (2, 4, 16, 64), 8, True),
+        ({"is_causal": True}, torch.float16, (2, 4, 16, 64), 8, False),
+        ({"mask": True}, torch.float16, (2, 4, 16, 64), 16, False),
+        ({}, torch.float32, (2, 4, 16, 64), 16, False),
+        ({}, torch.float16, (2, 4, 16, 60), 16, False),
+        ({}, torch.float16, (2, 4, 16, 264), 16, False),
+        ({}, torch.float16, (4, 16, 64), 16, False),
+    ],
+)
+def test_attention_is_selected_as_on_a_gpu(
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    keys: int,
+    is_flash: bool,
+) -> None:
+    q = torch.randn(shape, dtype=dtype)
+    k = torch.randn(*shape[:-2], keys, shape[-1], dtype=dtype)
+    sizes = {0: torch.export.Dim("batch", min=2, max=64)}
+    program = torch.export.export(Attention(**options), (q, k), dynamic_shapes=(sizes, sizes))
+    with offline_gpu.report(targets.gpu_properties("H100")):
+        module = program.module(check_guards=False)
+        program_on_gpu.move_module(module, *program.example_inputs)
+    flash = torch.ops.aten._scaled_dot_product_flash_attention.default
+    calls = list(module.graph.find_nodes(op="call_function", target=flash))
+    assert len(calls) == is_flash
+    for call in calls:
+        assert call.args[3:] == (0.0, options.get("is_causal", False), False)
+        assert call.kwargs["scale"] == options.get("scale")
+        (result,) = call.users
+        assert result.args[1] == 0
