@@ -380,7 +380,7 @@ def _in_one(wrapper_code: str, kernel_code: str) -> str:
 def digests(constants: Mapping[str, torch.Tensor], plan: weights_layout.Plan) -> list[str]:
     """Return the digest of each stored constant's storage."""
     return [
-        hash_buffer(weights_layout.storage_bytes(tensor, plan.sizes[name]).view)
+        hash_buffer(weights_layout.storage_bytes(tensor, plan.sizes[name]))
         for name, tensor in constants.items()
         if plan.sizes[name]
     ]

@@ -227,7 +227,7 @@ def _describe_constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
 
     def digest(name: str) -> str:
         content = weights_layout.storage_bytes(artifact.constants[name], plan.sizes[name])
-        return hashlib.sha256(content.view).hexdigest()
+        return hashlib.sha256(content).hexdigest()
 
     stored = [name for name in artifact.constants if plan.sizes[name]]
     # Constants that share a storage share its digest. Threads help: hashing releases the GIL.
