@@ -10,6 +10,7 @@ and `artifact_cache*`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 import threading
@@ -253,8 +254,18 @@ def _package_from(
             compiler=_describe_compiler(),
             weights_file=settings.aot_weights_file,
             self_tests=self_tests,
+            find_checksums=functools.partial(_find_checksums, settings),
         )
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+
+
+def _find_checksums(settings: Settings, artifact: Artifact) -> str:
+    from inductor_ext.cpp_wrapper.build import checksum_library
+    from inductor_ext.cpp_wrapper.codegen import weights_layout
+    from inductor_ext.cpp_wrapper.package import checksums
+
+    with checksum_library.native_function(settings) as function:
+        return checksums.compute(weights_layout.parts(artifact.constants, artifact.plan), function)
 
 
 def _default_path(

@@ -17,7 +17,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import __version__, exc
@@ -51,6 +51,7 @@ def write_package(
     compiler: str,
     weights_file: str | None = None,
     self_tests: Mapping[str, tuple[dict[str, Any], bytes]] | None = None,
+    find_checksums: Callable[[Artifact], str] | None = None,
 ) -> None:
     """Write a package of one or several models.
 
@@ -65,6 +66,8 @@ def write_package(
         weights_file: path of a file for the weights, which are then left out of the package; only
             for a single model. Default: None, weights in the package.
         self_tests: results of `self_test.record` by model name. Default: None.
+        find_checksums: returns the checksums of a model's weights (`package.checksums`). Default:
+            None, the package has none.
 
     Raises:
         exc.SharedWeightsFileError: `weights_file` was given for several models.
@@ -81,6 +84,15 @@ def write_package(
         for name, artifact in artifacts.items()
         if weights_file is not None and artifact.weights_path is not None
     }
+    checksums = {
+        name: find_checksums(artifact)
+        for name, artifact in artifacts.items()
+        if find_checksums is not None and artifact.weights_path and artifact.shared_object
+    }
+    outside = {
+        name: dataclasses.replace(file, checksums=checksums.get(name))
+        for name, file in outside.items()
+    }
     models = {
         name: _describe_model(
             name, artifact, options, memory.get(name, {}), programs[name], outside.get(name)
@@ -89,10 +101,13 @@ def write_package(
     }
     for name, (described, _) in (self_tests or {}).items():
         models[name] = dataclasses.replace(models[name], self_test=described)
+    by_entry = {models[name].weights: text for name, text in checksums.items()}
     content = manifest.Manifest(
         models=models,
         files={
-            name: manifest.File(bytes=entry.size, sha256=str(entry.sha256))
+            name: manifest.File(
+                bytes=entry.size, sha256=str(entry.sha256), checksums=by_entry.get(name)
+            )
             for name, entry in writer.entries.items()
         },
         versions=_list_versions(compiler),
@@ -205,6 +220,8 @@ def _describe_model(
         constants=_describe_constants(artifact),
         frozen=artifact.frozen,
         state=state_names.find_constants(program, {*artifact.fqns.values(), *artifact.frozen}),
+        mutated_buffers=artifact.mutated_buffers,
+        mutates_inputs=artifact.mutates_inputs,
         kernels=tuple(
             manifest.Kernel(
                 name=kernel,
