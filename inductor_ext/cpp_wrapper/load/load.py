@@ -32,6 +32,7 @@ from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load import calling_convention
 from inductor_ext.cpp_wrapper.load import cuda_graphs as graphs
 from inductor_ext.cpp_wrapper.load import warm_up as first_calls
+from inductor_ext.cpp_wrapper.load.arguments import Arguments, parse_device
 from inductor_ext.cpp_wrapper.load.constants import ConstantRules
 from inductor_ext.cpp_wrapper.load.instance import ExtensionInstance, InductorInstance
 from inductor_ext.cpp_wrapper.load.model import (
@@ -134,11 +135,11 @@ def load(
             `warm_up`, `cuda_graphs` and a `state_dict()` are not supported.
         exc.UntrustedPackageError, exc.BadKeyError, exc.MissingDependencyError: see `signing`.
     """
-    arguments = _Arguments(
+    arguments = Arguments(
         name=model_name,
         num_runners=num_runners,
         single_threaded=run_single_threaded,
-        device=_parse_device(device, device_index),
+        device=parse_device(device, device_index),
         verify=verify,
         weights=weights,
         map_weights=map_weights,
@@ -150,13 +151,17 @@ def load(
     return _load(path, arguments)
 
 
-def _load(path: Path | IO[bytes], arguments: _Arguments) -> LoadedModel:
+def _load(path: Path | IO[bytes], arguments: Arguments) -> LoadedModel:
     def load_again(other: Path | IO[bytes], weights: WeightsSource | None) -> LoadedModel:
         again = arguments
+        if instance is not None:
+            # Another device may be the current one by then.
+            again = dataclasses.replace(again, device=instance.device)
         if weights is not None:
-            again = dataclasses.replace(arguments, weights=weights)
+            again = dataclasses.replace(again, weights=weights)
         return _load(other, again)
 
+    instance = None
     with zip_reader.open_package(path) as package:
         content = manifest.read(package)
         if arguments.keys is not None:
@@ -172,7 +177,7 @@ def _prepare_calls(
     package: zip_reader.Package,
     content: manifest.Manifest,
     instance: ExtensionInstance,
-    arguments: _Arguments,
+    arguments: Arguments,
 ) -> None:
     """Make the calls of `warm_up`, and capture `cuda_graphs`."""
     if arguments.warm_up is True:
@@ -191,89 +196,6 @@ def _prepare_calls(
         instance.use_graphs(graphs.CudaGraphs(instance, captured))
 
 
-def _parse_device(device: str | torch.device | None, index: int) -> torch.device | int:
-    """Return the device, or the index of a CUDA device if no device was named.
-
-    Raises:
-        exc.BadArgumentError: see `load`.
-    """
-    if device is None:
-        return index
-    try:
-        parsed = torch.device(device)
-    except (RuntimeError, TypeError):
-        allowed = 'a device, such as "cuda:1" or "cpu"'
-        raise exc.BadArgumentError(name="device", actual=device, allowed=allowed) from None
-    if index != -1:
-        allowed = 'omitted if device is given, which has an index: "cuda:1"'
-        raise exc.BadArgumentError(name="device_index", actual=index, allowed=allowed)
-    return parsed
-
-
-@dataclasses.dataclass(frozen=True)
-class _Arguments:
-    """Arguments of `load`."""
-
-    name: str
-    num_runners: int
-    single_threaded: bool
-    device: torch.device | int
-    verify: bool
-    weights: WeightsSource | None
-    map_weights: bool
-    keys: signing.Key | Sequence[signing.Key] | None
-    warm_up: bool | Sequence[Example]
-    cuda_graphs: Sequence[Example]
-
-    @property
-    def device_index(self) -> int:
-        """Index of the CUDA device; -1 for the current one."""
-        if isinstance(self.device, int):
-            return self.device
-        return -1 if self.device.index is None else self.device.index
-
-    def check(self) -> None:
-        """Check the values that do not depend on the package.
-
-        Raises:
-            exc.BadOptionError: see `load`.
-        """
-        count = self.num_runners
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise exc.BadOptionError(
-                name="num_runners",
-                value=count,
-                actual=type(count).__name__,
-                allowed="an integer of at least 1",
-                default=1,
-            )
-        calls = (
-            "a sequence of calls, each a tuple of arguments or a dictionary of keyword arguments"
-        )
-        if not isinstance(self.warm_up, bool) and not _are_calls(self.warm_up):
-            allowed = f"True, False, or {calls}"
-            raise exc.BadArgumentError(name="warm_up", actual=_show(self.warm_up), allowed=allowed)
-        if not _are_calls(self.cuda_graphs):
-            actual = _show(self.cuda_graphs)
-            raise exc.BadArgumentError(name="cuda_graphs", actual=actual, allowed=calls)
-        if self.keys is not None and not self.verify:
-            allowed = "True if a signature is required, which covers the digests of the files"
-            raise exc.BadArgumentError(name="verify", actual=self.verify, allowed=allowed)
-
-
-def _show(value: object) -> str:
-    """Return what an argument is, without the values of tensors."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"a {type(value).__name__} of {', '.join(type(item).__name__ for item in value)}"
-    return f"a {type(value).__name__}"
-
-
-def _are_calls(value: object) -> bool:
-    return isinstance(value, Sequence) and all(
-        isinstance(example, tuple | list | Mapping) for example in value
-    )
-
-
 class _Loading:
     """The process of loading a model that the extension compiled."""
 
@@ -282,7 +204,7 @@ class _Loading:
         package: zip_reader.Package,
         content: manifest.Manifest,
         manifest_bytes: bytes,
-        arguments: _Arguments,
+        arguments: Arguments,
     ) -> None:
         """Check the manifest.
 
@@ -433,7 +355,7 @@ class _Loading:
             self._files.raise_bad("the constants of its library differ from its manifest")
 
 
-def _require_device_type(arguments: _Arguments, compiled: str, where: str) -> None:
+def _require_device_type(arguments: Arguments, compiled: str, where: str) -> None:
     device = arguments.device
     if isinstance(device, torch.device) and device.type != compiled:
         why = f"it was compiled for {compiled}, and the device {str(device)!r} was requested"
@@ -456,7 +378,7 @@ def _read_metadata(library_path: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in content.items()}
 
 
-def _load_default(package: zip_reader.Package, arguments: _Arguments) -> InductorInstance:
+def _load_default(package: zip_reader.Package, arguments: Arguments) -> InductorInstance:
     """Load a package compiled by Inductor (default)."""
     where, name = package.where, arguments.name
     if arguments.weights is not None and not isinstance(arguments.weights, Mapping):
