@@ -66,8 +66,7 @@ def write_package(
         weights_file: path of a file for the weights, which are then left out of the package; only
             for a single model. Default: None, weights in the package.
         self_tests: results of `self_test.record` by model name. Default: None.
-        find_checksums: returns the checksums of a model's weights (`package.checksums`). Default:
-            None, the package has none.
+        find_checksums: returns the checksums of a model's weights. Default: None, it has none.
 
     Raises:
         exc.SharedWeightsFileError: `weights_file` was given for several models.
@@ -79,19 +78,11 @@ def write_package(
     _add_files(writer, artifacts, without_weights=weights_file is not None)
     for name, (_, recorded) in (self_tests or {}).items():
         writer.add(self_test.entry(name), recorded)
+    checksums = _find_all_checksums(artifacts, find_checksums)
     outside = {
-        name: _write_weights(weights_file, artifact)
+        name: _write_weights(weights_file, artifact, checksums.get(name))
         for name, artifact in artifacts.items()
         if weights_file is not None and artifact.weights_path is not None
-    }
-    checksums = {
-        name: find_checksums(artifact)
-        for name, artifact in artifacts.items()
-        if find_checksums is not None and artifact.weights_path and artifact.shared_object
-    }
-    outside = {
-        name: dataclasses.replace(file, checksums=checksums.get(name))
-        for name, file in outside.items()
     }
     models = {
         name: _describe_model(
@@ -101,20 +92,37 @@ def write_package(
     }
     for name, (described, _) in (self_tests or {}).items():
         models[name] = dataclasses.replace(models[name], self_test=described)
-    by_entry = {models[name].weights: text for name, text in checksums.items()}
     content = manifest.Manifest(
         models=models,
-        files={
-            name: manifest.File(
-                bytes=entry.size, sha256=str(entry.sha256), checksums=by_entry.get(name)
-            )
-            for name, entry in writer.entries.items()
-        },
+        files=_describe_files(writer, models, checksums),
         versions=_list_versions(compiler),
         platform={"system": sys.platform, "machine": platform.machine()},
     )
     writer.add(manifest.PATH, manifest.dumps(content))
     writer.finish()
+
+
+def _find_all_checksums(
+    artifacts: Mapping[str, Artifact], find_checksums: Callable[[Artifact], str] | None
+) -> dict[str, str]:
+    """Return the checksums of weights that a library reads, by model name."""
+    return {
+        name: find_checksums(artifact)
+        for name, artifact in artifacts.items()
+        if find_checksums is not None and artifact.weights_path and artifact.shared_object
+    }
+
+
+def _describe_files(
+    writer: zip_writer.Writer, models: Mapping[str, manifest.Model], checksums: Mapping[str, str]
+) -> dict[str, manifest.File]:
+    by_entry = {models[name].weights: text for name, text in checksums.items()}
+    return {
+        name: manifest.File(
+            bytes=entry.size, sha256=str(entry.sha256), checksums=by_entry.get(name)
+        )
+        for name, entry in writer.entries.items()
+    }
 
 
 def _add_files(
@@ -171,10 +179,10 @@ class _Adapter:
         self._writer.add(name, data.encode())
 
 
-def _write_weights(path: str, artifact: Artifact) -> manifest.File:
+def _write_weights(path: str, artifact: Artifact, checksums: str | None) -> manifest.File:
     """Write the weights to a separate file, unless it already contains the same weights."""
     digest = _hash_parts(weights_layout.parts(artifact.constants, artifact.plan))
-    file_record = manifest.File(bytes=artifact.plan.bytes, sha256=digest)
+    file_record = manifest.File(bytes=artifact.plan.bytes, sha256=digest, checksums=checksums)
     try:
         if os.path.isfile(path) and os.path.getsize(path) == file_record.bytes:
             with open(path, "rb") as file:
