@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import tempfile
 import threading
@@ -273,6 +274,7 @@ def _package_from(
             compiler=_describe_compiler(),
             weights_file=settings.aot_weights_file,
             self_tests=self_tests,
+            find_checksums=functools.partial(_find_checksums, settings),
         )
     return os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
 
@@ -341,6 +343,15 @@ def _build(
         ),
         files,
     )
+
+
+def _find_checksums(settings: Settings, artifact: Artifact) -> str:
+    from inductor_ext.cpp_wrapper.build import checksum_library
+    from inductor_ext.cpp_wrapper.codegen import weights_layout
+    from inductor_ext.cpp_wrapper.package import checksums
+
+    with checksum_library.native_function(settings) as function:
+        return checksums.compute(weights_layout.parts(artifact.constants, artifact.plan), function)
 
 
 def _default_path(

@@ -35,6 +35,7 @@ __all__ = [
     "BadWeightsFileError",
     "BatchNotDynamicError",
     "ConstantMismatchError",
+    "CudaGraphError",
     "ForeignConstantError",
     "HookError",
     "IncompatibleArtifactError",
@@ -50,6 +51,7 @@ __all__ = [
     "MissingToolchainError",
     "ModelNotFoundError",
     "NoBatchFitsError",
+    "NoExampleError",
     "NoModelError",
     "NoSelfTestError",
     "NotAPackageError",
@@ -525,6 +527,20 @@ class UncopyableModelError(InductorExtError, TypeError):
         "weights, and pass it what was updated: "
         "new.update_constants(model.constants())."
     )
+
+
+class CudaGraphError(InductorExtError):
+    """A call of a loaded model that cannot be captured as a CUDA graph."""
+
+    template = "The model cannot be captured as a CUDA graph: {why}."
+    remedy = "Load it without cuda_graphs."
+
+
+class NoExampleError(InductorExtError):
+    """A model for which no inputs could be made up for its first call."""
+
+    template = "No sizes of inputs were found that meet the conditions of the model: {conditions}."
+    remedy = "Pass inputs: warm_up=[(x, y)]."
 
 
 class UnsupportedArtifactError(InductorExtError):

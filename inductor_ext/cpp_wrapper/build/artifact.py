@@ -67,6 +67,9 @@ class Artifact:
     """Fully qualified names (FQNs) in the exported model, by name in the generated code."""
     frozen: tuple[str, ...]
     """FQNs of constants that others, or the code, were computed from (`freezing`)."""
+    mutated_buffers: tuple[str, ...]
+    """FQNs of constants that a call changes."""
+    mutates_inputs: bool
     device_type: str
     features: tuple[str, ...]
     """CPU features that the code needs."""
@@ -357,6 +360,10 @@ class ArtifactBuilder:
                     constants=self.constants,
                     fqns=names,
                     frozen=tuple(dict(model_info.frozen_uses(graph))),
+                    mutated_buffers=tuple(
+                        fqn for name, fqn in names.items() if name in graph.mutated_buffers
+                    ),
+                    mutates_inputs=bool(graph.mutated_inputs),
                     device_type=self.device_type,
                     features=self.tools.target.features,
                     torch_functions=self.torch_functions,
@@ -383,7 +390,7 @@ def _in_one(wrapper_code: str, kernel_code: str) -> str:
 def digests(constants: Mapping[str, torch.Tensor], plan: weights_layout.Plan) -> list[str]:
     """Return the digest of each stored constant's storage."""
     return [
-        hash_buffer(weights_layout.storage_bytes(tensor, plan.sizes[name]).view)
+        hash_buffer(weights_layout.storage_bytes(tensor, plan.sizes[name]))
         for name, tensor in constants.items()
         if plan.sizes[name]
     ]

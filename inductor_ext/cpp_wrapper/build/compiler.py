@@ -20,13 +20,14 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from inductor_ext import _compat, settings
 from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target
 from inductor_ext.cpp_wrapper.cache import cache
 from inductor_ext.hooks import context
+from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.toolchain.probes.cuda import CUDA_DRIVER
 
 RUNTIME = pathlib.Path(__file__).parent.parent / "runtime"
@@ -295,12 +296,12 @@ class Compiler:
             # It must precede the libraries of the command.
             stub = self._write_driver_stub(objects, os.path.dirname(output))
             command.insert(len(self.program), f"-L{stub}")
-        _run(command)
+        run(command)
         if self.settings.aot_debug_info:
             # In a separate file, which debuggers find by the debuglink in the shared object.
             debug = f"{output}.debug"
-            _run(["objcopy", "--only-keep-debug", output, debug])
-            _run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", output])
+            run(["objcopy", "--only-keep-debug", output, debug])
+            run(["objcopy", "--strip-all", f"--add-gnu-debuglink={debug}", output])
 
     def _write_driver_stub(self, objects: Sequence[str], folder: str) -> str:
         """Write a library that stands for CUDA's driver, which this machine may lack, to link with.
@@ -320,7 +321,7 @@ class Compiler:
         with open(source, "w") as file:
             file.writelines(f'extern "C" void {name}() {{}}\n' for name in names)
         library = os.path.join(stub, "libcuda.so")
-        _run(
+        run(
             [*self.program, "-shared", "-fPIC", f"-Wl,-soname,{CUDA_DRIVER}", source, "-o", library]
         )
         return stub
@@ -359,26 +360,10 @@ class Compiler:
             if kind == "runtime"
             else self.identity(purpose)
         )
-        key = _digest((kind, _FORMAT, sources, self.device_type, identity))
-        if self.settings.artifact_cache:
-            store = cache.open_store(self.settings)
-            with store.get(key) as folder:
-                if folder is not None:
-                    yield folder
-                    return
-            with store.lock(key):
-                with store.get(key) as folder:
-                    exists = folder is not None
-                if not exists:
-                    with store.publish(key) as target_folder:
-                        build(target_folder)
-            with store.get(key) as folder:
-                if folder is not None:
-                    yield folder
-                    return
-        with tempfile.TemporaryDirectory(prefix="inductor_ext-") as temporary:
-            build(pathlib.Path(temporary))
-            yield pathlib.Path(temporary)
+        parts = (kind, _FORMAT, sources, self.device_type, identity)
+        store = cache.open_store(self.settings) if self.settings.artifact_cache else None
+        with build_cached(parts, build, store) as folder:
+            yield folder
 
     def _runtime_flags(self) -> list[str]:
         # The CPU feature check must run on every CPU, so no flags for newer ones.
@@ -407,7 +392,41 @@ class Compiler:
         header.write_text("".join(f"#include {name}\n" for name in included))
         flags = self.compile_flags(purpose)
         command = [*self.program, *flags, "-x", "c++-header", str(header), "-o", f"{header}.gch"]
-        _run(command)
+        run(command)
+
+
+@contextlib.contextmanager
+def build_cached(
+    parts: Sequence[str],
+    build: Callable[[pathlib.Path], None],
+    store: ArtifactStore | None,
+) -> Iterator[pathlib.Path]:
+    """Yield a folder that `build` has filled, now or earlier.
+
+    Args:
+        parts: everything that the content of the folder depends on.
+        build: fills an empty folder.
+        store: where the folder is kept; None for a temporary folder.
+    """
+    if store is not None:
+        key = _digest(parts)
+        with store.get(key) as folder:
+            if folder is not None:
+                yield folder
+                return
+        with store.lock(key):
+            with store.get(key) as folder:
+                exists = folder is not None
+            if not exists:
+                with store.publish(key) as target_folder:
+                    build(target_folder)
+        with store.get(key) as folder:
+            if folder is not None:
+                yield folder
+                return
+    with tempfile.TemporaryDirectory(prefix="inductor_ext-") as temporary:
+        build(pathlib.Path(temporary))
+        yield pathlib.Path(temporary)
 
 
 def _shortened_paths() -> list[str]:
@@ -466,11 +485,16 @@ def _run_all(commands: Sequence[Sequence[str]]) -> None:
     workers = max(1, min(len(commands), config.compile_threads or 1, os.cpu_count() or 1))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         # Wait for all commands, so that nothing is written after an error has been reported.
-        for future in [pool.submit(_run, command) for command in commands]:
+        for future in [pool.submit(run, command) for command in commands]:
             future.result()
 
 
-def _run(command: Sequence[str]) -> None:
+def run(command: Sequence[str]) -> None:
+    """Run a compiler or linker.
+
+    Raises:
+        torch._inductor.exc.CppCompileError: it fails; contains its output.
+    """
     from torch._inductor.exc import CppCompileError
 
     process = subprocess.run(command, capture_output=True, text=True, errors="replace")

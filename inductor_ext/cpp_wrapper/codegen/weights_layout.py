@@ -75,34 +75,26 @@ def write(file: IO[bytes], constants: Mapping[str, torch.Tensor], layout: Plan) 
 def parts(constants: Mapping[str, torch.Tensor], layout: Plan) -> Iterator[bytes | memoryview]:
     """Yield the contents of the weights file in pieces that are views of memory where possible."""
     position = 0
-    storages: tuple[StorageBytes, ...] = ()
     for name, tensor in constants.items():
         start, size = layout.offsets[name], layout.sizes[name]
         if not size or start < position:
             continue
         yield b"\0" * (start - position)
-        # A consumer may still use a storage's bytes when it requests those of the next one.
-        storages = (*storages[-1:], storage_bytes(tensor, size))
-        yield storages[-1].view
+        yield storage_bytes(tensor, size)
         position = start + size
 
 
-@dataclasses.dataclass(frozen=True)
-class StorageBytes:
-    """The bytes of a storage, valid as long as this object is alive."""
+def storage_bytes(tensor: torch.Tensor, size: int) -> memoryview:
+    """Return the `size` bytes of a tensor's storage; a GPU storage is copied to the CPU.
 
-    view: memoryview
-    owner: object
-
-
-def storage_bytes(tensor: torch.Tensor, size: int) -> StorageBytes:
-    """Return the `size` bytes of a tensor's storage; a GPU storage is copied to the CPU."""
+    The memory lives as long as the view.
+    """
     import torch
 
     if tensor.is_mkldnn:
-        return StorageBytes(_view(int(torch.ops.mkldnn.data_ptr(tensor)), size), tensor)
+        return _view(int(torch.ops.mkldnn.data_ptr(tensor)), size, tensor)
     storage = tensor.untyped_storage().cpu()
-    return StorageBytes(_view(storage.data_ptr(), size), storage)
+    return _view(storage.data_ptr(), size, storage)
 
 
 def footer(layout: Plan) -> bytes:
@@ -119,5 +111,7 @@ def append(path: str, constants: Mapping[str, torch.Tensor], layout: Plan) -> No
         file.write(footer(layout))
 
 
-def _view(address: int, size: int) -> memoryview:
-    return memoryview((ctypes.c_ubyte * size).from_address(address))
+def _view(address: int, size: int, owner: object) -> memoryview:
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined]
+    return memoryview(memory)

@@ -11,6 +11,9 @@ import torch
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import manifest
 
+_ALIGNMENT = 16
+"""Alignment of tensors in bytes that kernels for GPUs are compiled for."""
+
 
 def raise_mismatch(why: str, remedy: str = "") -> NoReturn:
     """Raise `exc.ConstantMismatchError`. Both texts are without a full stop."""
@@ -34,7 +37,7 @@ class ConstantRules:
         self,
         fqns: Mapping[str, str],
         records: Sequence[manifest.Constant],
-        device: str,
+        device: torch.device,
         frozen: Sequence[str] = (),
         state: Mapping[str, str] | None = None,
     ) -> None:
@@ -42,7 +45,7 @@ class ConstantRules:
         Args:
             fqns: the fully qualified name by the name in the generated code; may be empty.
             records: the manifest's description of the constants.
-            device: device of the model, such as "cuda:1".
+            device: device of the model, with its index.
             frozen: the manifest's names of constants that were compiled into others.
             state: the manifest's names of the module's `state_dict()`, with the names of the
                 constants. Default: None, every constant with a name has an entry.
@@ -98,24 +101,44 @@ class ConstantRules:
         Raises:
             exc.ConstantMismatchError: see `model.LoadedModel.load_state_dict`.
         """
-        keys = IncompatibleKeys(
-            [name for name in self._state if name not in state],
-            [name for name in state if name not in self._state],
-        )
-        if strict and any(keys):
-            parts = {"no value for": keys.missing_keys, "an unknown entry": keys.unexpected_keys}
-            found = [
-                f"{what} {', '.join(map(repr, names))}" for what, names in parts.items() if names
-            ]
-            raise_mismatch(
-                f"the state has {' and '.join(found)}", "With strict=False it loads what it knows"
-            )
+        keys = self._compare_names(state)
+        if strict:
+            self._require_all(state, "With strict=False it loads what it knows")
         values = {
             constant: self._cast(constant, state[name])
             for name, constant in self._state.items()
             if constant and name in state
         }
         return values, keys
+
+    def _compare_names(self, state: Mapping[str, torch.Tensor]) -> IncompatibleKeys:
+        return IncompatibleKeys(
+            [name for name in self._state if name not in state],
+            [name for name in state if name not in self._state],
+        )
+
+    def _require_all(self, state: Mapping[str, torch.Tensor], remedy: str) -> None:
+        """Raise `exc.ConstantMismatchError` unless a state has the names of the module's only."""
+        keys = self._compare_names(state)
+        if any(keys):
+            parts = {"no value for": keys.missing_keys, "an unknown entry": keys.unexpected_keys}
+            found = [
+                f"{what} {', '.join(map(repr, names))}" for what, names in parts.items() if names
+            ]
+            raise_mismatch(f"the state has {' and '.join(found)}", remedy)
+
+    def use_state(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Check a `state_dict()` whose tensors the model is to use.
+
+        Returns:
+            The tensors by name in the code.
+
+        Raises:
+            exc.ConstantMismatchError: see `load.load`.
+        """
+        self._require_all(state, "Pass all of the module's state_dict(), or use update_constants")
+        values = {self._state[name]: state[name] for name in state if self._state[name]}
+        return self.convert(values, user_managed=True, allow_h2d_copy=False)
 
     def _cast(self, fqn: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the dtype and on the device of a constant."""
@@ -124,10 +147,10 @@ class ConstantRules:
             return tensor
         return tensor.detach().to(self._device_of(record), getattr(torch, record.dtype))
 
-    def _device_of(self, record: manifest.Constant | None) -> str:
+    def _device_of(self, record: manifest.Constant | None) -> torch.device:
         # A GPU model may have constants on the CPU.
         is_on_cpu = record is not None and torch.device(record.device).type == "cpu"
-        return "cpu" if is_on_cpu else self._device
+        return torch.device("cpu") if is_on_cpu else self._device
 
     def _convert_one(
         self,
@@ -159,10 +182,14 @@ class ConstantRules:
                 kind = "conj" if tensor.is_conj() else "neg"
                 raise_mismatch(f"{fqn!r} is a lazy {kind} view", f"Call .resolve_{kind}() on it")
         device = self._device_of(record)
-        if tensor.device.type != torch.device(device).type:
+        # Copies reach another GPU; code that uses the tensor itself does not.
+        if tensor.device.type != device.type or (user_managed and tensor.device != device):
             if user_managed or not allow_h2d_copy or tensor.device.type != "cpu":
                 raise_mismatch(f"{fqn!r} is on {tensor.device}, and the model's is on {device}")
             tensor = tensor.to(device)
+        if user_managed and device.type != "cpu" and tensor.data_ptr() % _ALIGNMENT:
+            why = f"{fqn!r} is not aligned to {_ALIGNMENT} bytes, which GPU kernels assume"
+            raise_mismatch(why, "Call .clone() on it")
         return tensor
 
 

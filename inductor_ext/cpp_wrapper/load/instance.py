@@ -7,14 +7,18 @@ last call that uses it has ended.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load.calling_convention import Convention
 from inductor_ext.cpp_wrapper.load.constants import ConstantRules
+from inductor_ext.cpp_wrapper.load.cuda_graphs import CudaGraphs
 from inductor_ext.cpp_wrapper.load.native import ErrorCode, NativeLibrary
 from inductor_ext.cpp_wrapper.package import manifest
 from inductor_ext.cpp_wrapper.signature.signature import (
@@ -108,26 +112,38 @@ class ExtensionInstance(Instance):
         runner: Any,
         library: NativeLibrary,
         metadata: Mapping[str, str],
-        device: str,
+        rules: ConstantRules,
+        device: torch.device,
     ) -> None:
         super().__init__(path, runner.run, convention)
+        self.run_compiled = runner.run
+        self.graphs: CudaGraphs | None = None
+        self.device = device
         self.content = content
         self.signature = signature
         self.runner = runner
         self.library = library
         self.container = library.last_container()
         self.metadata = metadata
-        fqns = runner.get_constant_names_to_original_fqns()
         described = content.models[name]
+        self.mutated_buffers = described.mutated_buffers
+        self.mutates_inputs = described.mutates_inputs
         self._index_inputs = {
             kernel.name: kernel.index_inputs for kernel in described.kernels if kernel.index_inputs
         }
-        self.rules = ConstantRules(
-            fqns, described.constants, device, described.frozen, described.state
-        )
+        self.rules = rules
         # Runs before the runner is destroyed. The runner's own handle keeps the library loaded
         # until then.
         weakref.finalize(self, library.close).atexit = False
+
+    def use_graphs(self, graphs: CudaGraphs) -> None:
+        """Run calls with the inputs of a captured graph by launching it."""
+        self.graphs = graphs
+        self.run = graphs
+
+    def changing_constants(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context in which the active set of constants is changed."""
+        return contextlib.nullcontext() if self.graphs is None else self.graphs.replacing()
 
     def translate(self, error: Exception, args: _Args, kwargs: _Kwargs) -> None:
         if isinstance(error, TypeError):

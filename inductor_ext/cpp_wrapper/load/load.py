@@ -1,12 +1,16 @@
 """Loading a package: `inductor_ext.load`.
 
 Neither imports Inductor nor needs a compiler. Before any code of a package runs, its entry names
-and offsets, its requirements on machine and torch, and the SHA-256 of every file used are checked.
-The files of a model are copied into a private folder, which is deleted when `load` returns (on
-CUDA, when the model is destroyed, because kernels are read at their first use). The weights are
-memory-mapped from the package and shared by all processes that map them. A package compiled by
-Inductor (default) is loaded by torch's own loader after its entry names were checked. Errors are
-raised as classes of `exc`. No setting governs this module.
+and offsets, its requirements on machine and torch, and the SHA-256 of every file with code are
+checked. The files of a model are copied into a private folder, which is deleted when `load` returns
+(on CUDA, when the model is destroyed, because kernels are read at their first use).
+
+On the CPU, the weights are memory-mapped from the package and shared by all processes that map
+them. To a GPU they are copied by several threads through pinned memory. Their checksums are checked
+meanwhile.
+
+A package compiled by Inductor (default) is loaded by torch's own loader after its entry names were
+checked. Errors are raised as classes of `exc`. No setting governs this module.
 """
 
 from __future__ import annotations
@@ -19,20 +23,33 @@ import pathlib
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import torch
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load import calling_convention
+from inductor_ext.cpp_wrapper.load import cuda_graphs as graphs
+from inductor_ext.cpp_wrapper.load import warm_up as first_calls
+from inductor_ext.cpp_wrapper.load.arguments import Arguments, parse_device
+from inductor_ext.cpp_wrapper.load.constants import ConstantRules
 from inductor_ext.cpp_wrapper.load.instance import ExtensionInstance, InductorInstance
-from inductor_ext.cpp_wrapper.load.model import InductorModel, LoadedModel, Model, Path
-from inductor_ext.cpp_wrapper.load.native import NativeLibrary
-from inductor_ext.cpp_wrapper.load.package_files import OTHER_FOLDER, Location, PackageFiles
+from inductor_ext.cpp_wrapper.load.model import (
+    InductorModel,
+    LoadedModel,
+    Model,
+    Path,
+    WeightsSource,
+    use_tensors,
+)
+from inductor_ext.cpp_wrapper.load.native import ErrorCode, NativeLibrary, WeightsRequest
+from inductor_ext.cpp_wrapper.load.package_files import OTHER_FOLDER, PackageFiles
+from inductor_ext.cpp_wrapper.load.warm_up import Example
 from inductor_ext.cpp_wrapper.package import (
     machine,
     manifest,
+    self_test,
     signing,
     variants,
     zip_format,
@@ -50,11 +67,14 @@ def load(
     *,
     num_runners: int = 1,
     run_single_threaded: bool = False,
+    device: str | torch.device | None = None,
     device_index: int = -1,
     verify: bool = True,
-    weights: Path | None = None,
+    weights: WeightsSource | None = None,
     map_weights: bool = True,
     require_signature: signing.Key | Sequence[signing.Key] | None = None,
+    warm_up: bool | Sequence[Example] = False,
+    cuda_graphs: Sequence[Example] = (),
 ) -> LoadedModel:
     """Load a compiled model from a package.
 
@@ -65,15 +85,33 @@ def load(
         num_runners: maximum number of threads that run the model at the same time. Default: 1.
         run_single_threaded: whether to omit the synchronization between threads, as needed for
             CUDA graph capture. Default: False.
-        device_index: index of the CUDA device. Default: -1, the current device.
-        verify: whether to check the SHA-256 of every file used (about 0.6 s per GB), or the CRC-32
-            of a package compiled by Inductor (default). Default: True.
+        device: the device to run on, of the type that the model was compiled for: "cuda:1".
+            Default: None, the device of `device_index`.
+        device_index: index of the CUDA device, as in torch's loader. Default: -1, the current
+            device.
+        verify: whether to check every file used: code by its SHA-256, weights by checksums that
+            find damage (see `package.checksums`), a package compiled by Inductor (default) by its
+            CRC-32. Default: True.
         weights: the weights file, or another package with the same weights, for a package compiled
-            without its weights (setting `aot_weights_file`). Default: None.
-        map_weights: whether the weights are mapped from the file, in memory that processes share.
-            False maps a temporary copy, so that others may overwrite the file. Default: True.
+            without its weights (setting `aot_weights_file`); or the `state_dict()` of the exported
+            module, on the model's device, whose tensors the model then uses without a copy.
+            Several models may use the same tensors. Default: None.
+        map_weights: whether weights on the CPU are mapped from the file, in memory that processes
+            share. False maps a temporary copy, so that others may overwrite the file. Default:
+            True.
         require_signature: Ed25519 public keys, as paths of PEM files or their content, of which one
-            must have signed the package. Needs the package `cryptography`. Default: None.
+            must have signed the package. The weights are then checked by their SHA-256, which takes
+            about 0.6 s per GB and thread. Needs the package `cryptography`. Default: None.
+        warm_up: whether to call the model before `load` returns, so that the first call of the user
+            is as fast as later ones; True, or the arguments of one or several calls. True takes the
+            inputs of the self test (setting `aot_self_test`), or zeros of the smallest sizes.
+            Buffers and random number generators keep their state. Default: False.
+        cuda_graphs: arguments of calls that are captured as CUDA graphs. Calls with inputs of the
+            same sizes and strides are then launched as a graph: faster if the GPU would wait for
+            the CPU. Results are copies. Default: (), none.
+
+        Arguments of a call are a tuple of positional arguments, or a dictionary of keyword
+        arguments.
 
     Returns:
         The model. Call it with the same arguments as the exported model.
@@ -87,31 +125,44 @@ def load(
         exc.ArtifactLoadError: the library or the weights cannot be loaded.
         exc.UnknownNodeError: an input has a class that is not registered with pytree in this
             process, or an output has one that cannot be replaced (`result_record`).
-        exc.BadOptionError: `num_runners` is not a positive integer, `path` is neither a path nor
-            a readable and seekable buffer, or `verify` is False although a signature is required.
+        exc.BadOptionError: an argument is not of the kind described above, `device` and
+            `device_index` were both given, or `verify` is False although a signature is required.
+        exc.ConstantMismatchError: a tensor of the `state_dict()` in `weights` is missing, unknown,
+            or of another dtype, shape, stride or device than the model's.
+        exc.InputMismatchError, exc.ArtifactRunError: a call of `warm_up` failed.
+        exc.NoExampleError: no inputs for `warm_up=True` were found.
+        exc.CudaGraphError: a call of `cuda_graphs` cannot be captured.
+        exc.UnsupportedArtifactError: the package was compiled by Inductor (default), for which
+            `warm_up`, `cuda_graphs` and a `state_dict()` are not supported.
         exc.UntrustedPackageError, exc.BadKeyError, exc.MissingDependencyError: see `signing`.
     """
-    arguments = _Arguments(
+    arguments = Arguments(
         name=model_name,
         num_runners=num_runners,
         single_threaded=run_single_threaded,
-        device_index=device_index,
+        device=parse_device(device, device_index),
         verify=verify,
         weights=weights,
         map_weights=map_weights,
         keys=require_signature,
+        warm_up=warm_up,
+        cuda_graphs=cuda_graphs,
     )
     arguments.check()
     return _load(path, arguments)
 
 
-def _load(path: Path | IO[bytes], arguments: _Arguments) -> LoadedModel:
-    def load_again(other: Path | IO[bytes], weights: Path | None) -> LoadedModel:
+def _load(path: Path | IO[bytes], arguments: Arguments) -> LoadedModel:
+    def load_again(other: Path | IO[bytes], weights: WeightsSource | None) -> LoadedModel:
         again = arguments
+        if instance is not None:
+            # Another device may be the current one by then.
+            again = dataclasses.replace(again, device=instance.device)
         if weights is not None:
-            again = dataclasses.replace(arguments, weights=weights)
+            again = dataclasses.replace(again, weights=weights)
         return _load(other, again)
 
+    instance = None
     with zip_reader.open_package(path) as package:
         content = manifest.read(package)
         if arguments.keys is not None:
@@ -119,40 +170,31 @@ def _load(path: Path | IO[bytes], arguments: _Arguments) -> LoadedModel:
         if content is None:
             return InductorModel(arguments.name, _load_default(package, arguments), load_again)
         instance = _Loading(package, *content, arguments).load()
+        _prepare_calls(package, content[0], instance, arguments)
         return Model(arguments.name, instance, load_again)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Arguments:
-    """Arguments of `load`."""
-
-    name: str
-    num_runners: int
-    single_threaded: bool
-    device_index: int
-    verify: bool
-    weights: Path | None
-    map_weights: bool
-    keys: signing.Key | Sequence[signing.Key] | None
-
-    def check(self) -> None:
-        """Check the values that do not depend on the package.
-
-        Raises:
-            exc.BadOptionError: see `load`.
-        """
-        count = self.num_runners
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise exc.BadOptionError(
-                name="num_runners",
-                value=count,
-                actual=type(count).__name__,
-                allowed="an integer of at least 1",
-                default=1,
-            )
-        if self.keys is not None and not self.verify:
-            allowed = "True if a signature is required, which covers the digests of the files"
-            raise exc.BadArgumentError(name="verify", actual=self.verify, allowed=allowed)
+def _prepare_calls(
+    package: zip_reader.Package,
+    content: manifest.Manifest,
+    instance: ExtensionInstance,
+    arguments: Arguments,
+) -> None:
+    """Make the calls of `warm_up`, and capture `cuda_graphs`."""
+    if arguments.warm_up is True:
+        recorded = self_test.read_inputs(package, content, arguments.name, instance.device)
+        if recorded is None:
+            calls = [first_calls.make_zeros(instance.signature, instance.device)]
+        else:
+            calls = [instance.convention.flatten(*recorded)]
+    else:
+        examples = arguments.warm_up or ()
+        calls = [first_calls.flatten(instance, example) for example in examples]
+    if calls:
+        first_calls.warm_up(instance, calls)
+    if arguments.cuda_graphs:
+        captured = [first_calls.flatten(instance, example) for example in arguments.cuda_graphs]
+        instance.use_graphs(graphs.CudaGraphs(instance, captured))
 
 
 class _Loading:
@@ -163,7 +205,7 @@ class _Loading:
         package: zip_reader.Package,
         content: manifest.Manifest,
         manifest_bytes: bytes,
-        arguments: _Arguments,
+        arguments: Arguments,
     ) -> None:
         """Check the manifest.
 
@@ -174,6 +216,7 @@ class _Loading:
         model = content.model(name, where)
         if model.library is None:
             raise exc.SourcesOnlyError(path=where, name=name)
+        _require_device_type(arguments, model.device, where)
         here = machine.Machine.current(str(torch.__version__), model.device, arguments.device_index)
         content = variants.choose(content, name, here, where)
         model = content.models[name]
@@ -194,24 +237,38 @@ class _Loading:
         self._signature = signature
         self._arguments = arguments
         self._files = PackageFiles(
-            package, content, name, arguments.verify, map_weights=arguments.map_weights
+            package,
+            content,
+            name,
+            arguments.verify,
+            map_weights=arguments.map_weights,
+            signed=arguments.keys is not None,
         )
-        self._device = model.device
-        if model.device != "cpu" and arguments.device_index >= 0:
-            self._device += f":{arguments.device_index}"
+        self._device = _choose_device(model.device, arguments.device_index)
+        self._rules = ConstantRules(
+            {constant.name: constant.fqn for constant in model.constants if not constant.folded},
+            model.constants,
+            self._device,
+            model.frozen,
+            model.state,
+        )
 
     def load(self) -> ExtensionInstance:
         if self._model.device not in _RUNNERS:
             why = f"it runs on {self._model.device}, for which there is no AOTI runner"
             self._files.raise_load_error(why)
+        weights = self._arguments.weights
+        given: dict[str, torch.Tensor] = {}
+        if isinstance(weights, Mapping):
+            given, weights = self._rules.use_state(weights), None
         folder = tempfile.mkdtemp(prefix="inductor_ext-")
         loaded = None
         try:
             self._files.extract(folder)
-            location = self._files.locate_weights(folder, self._arguments.weights)
+            request = self._request_weights(folder, weights, given)
             library = self._open_library(os.path.join(folder, self._files.library))
             try:
-                loaded = self._create_instance(library, folder, location)
+                loaded = self._create_instance(library, folder, request)
             except BaseException:
                 library.close()
                 raise
@@ -220,7 +277,25 @@ class _Loading:
                 shutil.rmtree(folder, ignore_errors=True)
         if self._model.device != "cpu":
             weakref.finalize(loaded, shutil.rmtree, folder, ignore_errors=True)
+        if given:
+            use_tensors(loaded, given)
         return loaded
+
+    def _request_weights(
+        self, folder: str, weights: Path | None, given: Mapping[str, torch.Tensor]
+    ) -> WeightsRequest:
+        """Return how the library gets its weights; `given` are the constants of the caller."""
+        needed = None
+        if given:
+            needed = [
+                constant.name
+                for constant in self._model.constants
+                if constant.name not in given and constant.bytes and not constant.folded
+            ]
+            if not needed:
+                return WeightsRequest(external=list(given))
+        located = self._files.locate_weights(folder, weights, needed)
+        return WeightsRequest(located.location, located.checksums, list(given))
 
     def _open_library(self, path: str) -> NativeLibrary:
         try:
@@ -238,10 +313,10 @@ class _Loading:
         return library
 
     def _create_instance(
-        self, library: NativeLibrary, folder: str, location: Location | None
+        self, library: NativeLibrary, folder: str, request: WeightsRequest
     ) -> ExtensionInstance:
         path = os.path.join(folder, self._files.library)
-        runner = self._create_runner(library, path, location)
+        runner = self._create_runner(library, path, request)
         self._compare(runner)
         return ExtensionInstance(
             path=self._package.path,
@@ -252,18 +327,24 @@ class _Loading:
             runner=runner,
             library=library,
             metadata=_read_metadata(path),
+            rules=self._rules,
             device=self._device,
         )
 
-    def _create_runner(self, library: NativeLibrary, path: str, location: Location | None) -> Any:
+    def _create_runner(self, library: NativeLibrary, path: str, request: WeightsRequest) -> Any:
         runner_class = getattr(torch._C._aoti, _RUNNERS[self._model.device])
         try:
-            library.prepare(location, self._arguments.single_threaded)
+            library.prepare(request, self._arguments.single_threaded)
             if self._model.device == "cpu":
                 return runner_class(path, self._arguments.num_runners)
             folder = os.path.dirname(path)
-            return runner_class(path, self._arguments.num_runners, self._device, folder)
+            return runner_class(path, self._arguments.num_runners, str(self._device), folder)
         except (RuntimeError, AttributeError) as error:
+            if library.last_error_code() is ErrorCode.DAMAGED:
+                weights = self._arguments.weights
+                if weights is not None and not isinstance(weights, Mapping):
+                    self._files.raise_other_weights(weights)
+                self._files.raise_damaged()
             why = library.last_error() or str(error).splitlines()[0].rstrip(".")
             self._files.raise_load_error(why)
 
@@ -277,6 +358,20 @@ class _Loading:
             self._files.raise_bad("the constants of its library differ from its manifest")
 
 
+def _require_device_type(arguments: Arguments, compiled: str, where: str) -> None:
+    device = arguments.device
+    if isinstance(device, torch.device) and device.type != compiled:
+        why = f"it was compiled for {compiled}, and the device {str(device)!r} was requested"
+        fix = f"Compile the model for {device.type}, or load it on a {compiled} device"
+        raise exc.IncompatibleArtifactError(path=where, why=why, fix=fix)
+
+
+def _choose_device(kind: str, index: int) -> torch.device:
+    if kind == "cuda" and index < 0:
+        index = torch.cuda.current_device()
+    return torch.device(kind) if kind == "cpu" else torch.device(kind, max(index, 0))
+
+
 def _read_metadata(library_path: str) -> dict[str, str]:
     path = library_path.removesuffix(".so") + "_metadata.json"
     try:
@@ -286,12 +381,16 @@ def _read_metadata(library_path: str) -> dict[str, str]:
     return {str(key): str(value) for key, value in content.items()}
 
 
-def _load_default(package: zip_reader.Package, arguments: _Arguments) -> InductorInstance:
+def _load_default(package: zip_reader.Package, arguments: Arguments) -> InductorInstance:
     """Load a package compiled by Inductor (default)."""
     where, name = package.where, arguments.name
-    if arguments.weights is not None:
+    if arguments.weights is not None and not isinstance(arguments.weights, Mapping):
         why = "it was compiled by Inductor (default), so its weights are in the package"
         raise exc.ArtifactLoadError(path=where, name=name, why=why, fix="")
+    for option in ("weights", "warm_up", "cuda_graphs"):
+        if getattr(arguments, option):
+            why = "it was compiled by Inductor (default)"
+            raise exc.UnsupportedArtifactError(what=f"The argument {option}", path=where, why=why)
     if arguments.verify:
         package.verify({})
     names = zip_format.model_names(package.entries)

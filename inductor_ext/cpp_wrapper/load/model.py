@@ -7,6 +7,7 @@ that Inductor (default) compiled. Errors are raised as classes of `exc`.
 from __future__ import annotations
 
 import abc
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -30,8 +31,10 @@ from inductor_ext.cpp_wrapper.package import manifest
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 
 Path: TypeAlias = "str | os.PathLike[str]"
-Loader: TypeAlias = "Callable[[Path | IO[bytes], Path | None], LoadedModel]"
-"""Loads a model from a path or buffer, with weights from a path or those of the first load."""
+WeightsSource: TypeAlias = "Path | Mapping[str, torch.Tensor]"
+"""A weights file, another package, or a `state_dict()`."""
+Loader: TypeAlias = "Callable[[Path | IO[bytes], WeightsSource | None], LoadedModel]"
+"""Loads a model from a path or buffer, with other weights or those of the first load."""
 
 
 class LoadedModel(abc.ABC):
@@ -105,7 +108,7 @@ class LoadedModel(abc.ABC):
         self,
         path: Path | IO[bytes] | None = None,
         *,
-        weights: Path | None = None,
+        weights: WeightsSource | None = None,
     ) -> None:
         """Replace the model by the one of another package, while calls continue.
 
@@ -296,6 +299,11 @@ class Model(LoadedModel):
 
     _instance: ExtensionInstance
 
+    @property
+    def device(self) -> torch.device:
+        """The device that the model runs on."""
+        return self._instance.device
+
     def get_metadata(self) -> dict[str, str]:
         return dict(self._instance.metadata)
 
@@ -307,7 +315,8 @@ class Model(LoadedModel):
     ) -> IncompatibleKeys:
         instance = self._instance
         values, keys = instance.rules.match_state(state_dict, strict=strict)
-        _update(instance, values, allow_h2d_copy=True)
+        with instance.changing_constants():
+            _update(instance, values, allow_h2d_copy=True)
         return keys
 
     def constants(self, *, inactive: bool = False) -> dict[str, torch.Tensor]:
@@ -323,23 +332,35 @@ class Model(LoadedModel):
         user_managed: bool,
         allow_h2d_copy: bool,
     ) -> None:
-        _update(self._instance, constants_map, inactive, full, user_managed, allow_h2d_copy)
+        instance = self._instance
+        with contextlib.nullcontext() if inactive else instance.changing_constants():
+            _update(instance, constants_map, inactive, full, user_managed, allow_h2d_copy)
 
     def swap_constants(self) -> None:
         instance = self._instance
-        try:
-            instance.runner.swap_constant_buffer()
-        except RuntimeError as error:
-            raise instance.run_error(instance.library.last_error() or str(error)) from None
+        with instance.changing_constants():
+            try:
+                instance.runner.swap_constant_buffer()
+            except RuntimeError as error:
+                raise instance.run_error(instance.library.last_error() or str(error)) from None
 
     def fold_constants(self, *, inactive: bool = False) -> None:
         instance = self._instance
-        if not instance.library.fold(instance.container, inactive):
-            why = instance.library.last_error() or "folding the constants failed"
-            raise instance.run_error(why)
+        with contextlib.nullcontext() if inactive else instance.changing_constants():
+            if not instance.library.fold(instance.container, inactive):
+                why = instance.library.last_error() or "folding the constants failed"
+                raise instance.run_error(why)
 
     def free_inactive_constants(self) -> None:
         self._instance.runner.free_inactive_constant_buffer()
+
+
+def use_tensors(instance: ExtensionInstance, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Make a model use tensors of the caller as constants, by name in the generated code."""
+    try:
+        instance.runner.update_constant_buffer(dict(tensors), False, False, True)
+    except RuntimeError as error:
+        raise_mismatch(instance.library.last_error() or str(error))
 
 
 def _update(

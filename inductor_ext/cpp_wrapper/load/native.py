@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import enum
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -26,6 +28,19 @@ class ErrorCode(enum.IntEnum):
     WEIGHTS = 4
     CPU = 5
     BUDGET = 6
+    DAMAGED = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightsRequest:
+    """How the next container gets its weights: `WeightsRequest` of runtime/weights.h."""
+
+    location: tuple[str, int, int] | None = None
+    """(file path, offset, size), offset and size in bytes; None if there are none."""
+    checksums: Sequence[int] = ()
+    """Of all blocks of the weights (`package.checksums`); empty if the library is not to check."""
+    external: Sequence[str] = ()
+    """Names in the generated code of constants that the caller provides."""
 
 
 class NativeLibrary:
@@ -82,21 +97,18 @@ class NativeLibrary:
         function = self._function("inductor_ext_missing_cpu_features", ctypes.c_char_p)
         return str(function().decode())
 
-    def prepare(self, weights: tuple[str, int, int] | None, single_threaded: bool) -> None:
+    def prepare(self, request: WeightsRequest, single_threaded: bool) -> None:
         """Configure the library. Call this before creating a container in the same thread.
 
         Args:
-            weights: (file path, offset, size) of the weights, offset and size in bytes; None if
-                there are none.
+            request: what the container does about its weights.
             single_threaded: whether to run without synchronization between threads.
+
+        Raises:
+            AttributeError: the library, of an earlier version, cannot do what is requested.
         """
         self._function("inductor_ext_quiet", None, ctypes.c_int)(1)
-        if weights is not None:
-            path, offset, size = weights
-            set_weights = self._function(
-                "inductor_ext_set_weights", None, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64
-            )
-            set_weights(os.fsencode(path), offset, size)
+        self._request_weights(request)
         if single_threaded:
             self._function("inductor_ext_set_single_threaded", None, ctypes.c_int)(1)
         with contextlib.suppress(AttributeError):
@@ -107,6 +119,26 @@ class NativeLibrary:
             api = ctypes.pythonapi
             functions = (api.PyEval_SaveThread, api.PyEval_RestoreThread)
             release(*(ctypes.cast(function, ctypes.c_void_p) for function in functions))
+
+    def _request_weights(self, request: WeightsRequest) -> None:
+        path, offset, size = request.location or ("", 0, 0)
+        set_weights = self._function(
+            "inductor_ext_set_weights", None, ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64
+        )
+        set_weights(os.fsencode(path), offset, size)
+        if request.checksums:
+            count = len(request.checksums)
+            set_checksums = self._function(
+                "inductor_ext_set_checksums", None, ctypes.c_void_p, ctypes.c_size_t
+            )
+            set_checksums((ctypes.c_uint64 * count)(*request.checksums), count)
+        if request.external:
+            count = len(request.external)
+            set_external = self._function(
+                "inductor_ext_set_external_constants", None, ctypes.c_void_p, ctypes.c_size_t
+            )
+            names = (ctypes.c_char_p * count)(*map(str.encode, request.external))
+            set_external(names, count)
 
     def last_container(self) -> int:
         """Return the address of the container that this thread created last; 0 if none."""

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.package import zip_format, zip_reader
+from inductor_ext.cpp_wrapper.package import checksums, zip_format, zip_reader
 from inductor_ext.storage import json_codec
 from inductor_ext.storage.json_codec import EXTRA, OPTIONAL, Size
 
@@ -50,6 +50,9 @@ class File:
 
     bytes: Size
     sha256: str
+    checksums: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """Checksums of its blocks (`package.checksums`); only of weights, None in packages of earlier
+    versions."""
     more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
     """Here and in the classes below: fields added by later versions."""
 
@@ -136,6 +139,11 @@ class Model:
     """For every name of the exported module's `state_dict()`, the fully qualified name of the
     constant that has its value: another one for a tied weight, and empty if the model does not read
     it. Buffers that are not persistent are not listed. None in packages of earlier versions."""
+    mutated_buffers: tuple[str, ...] = dataclasses.field(default=(), metadata={OPTIONAL: True})
+    """Buffers that a call changes, by fully qualified name."""
+    mutates_inputs: bool | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """Whether a call changes its inputs. None in packages of earlier versions, of which neither is
+    known."""
     kernels: tuple[Kernel, ...] = ()
     cpu_features: tuple[str, ...] = ()
     """Required CPU features, by the names of `build.cpu_isa`."""
@@ -249,8 +257,10 @@ def _reject_constant(text: str) -> None:
 
 def _check_values(manifest: Manifest) -> None:
     for name, file in manifest.files.items():
-        _check_digest(f"files[{name!r}].sha256", file.sha256)
+        _check_file(f"files[{name!r}]", file)
     for name, model in manifest.models.items():
+        if model.outside is not None:
+            _check_file(f"models[{name!r}].outside", model.outside)
         for entry in (model.library, model.weights):
             if entry is not None and entry not in manifest.files:
                 raise ValueError(f"models[{name!r}] needs the file {entry!r}, which is not listed")
@@ -288,6 +298,12 @@ def _check_variants(name: str, model: Model, files: Mapping[str, File]) -> None:
 def variant_folder(target: str, model: str) -> str:
     """Return the folder of the files of a model's variant, without a slash at the end."""
     return f"{VARIANTS_FOLDER}{target}/{model}"
+
+
+def _check_file(where: str, file: File) -> None:
+    _check_digest(f"{where}.sha256", file.sha256)
+    if file.checksums is not None and checksums.parse(file.checksums, file.bytes) is None:
+        raise ValueError(f"{where}.checksums are not those of {file.bytes} bytes")
 
 
 def _check_digest(where: str, digest: str) -> None:

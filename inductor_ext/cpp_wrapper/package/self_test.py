@@ -242,6 +242,7 @@ def run(path: str | os.PathLike[str], model_name: str = "model", **arguments: An
     from torch.utils import _pytree as pytree
 
     from inductor_ext.cpp_wrapper.load.load import load
+    from inductor_ext.cpp_wrapper.load.model import Model
 
     with zip_reader.open_package(path) as package:
         contents = manifest.read(package)
@@ -251,15 +252,47 @@ def run(path: str | os.PathLike[str], model_name: str = "model", **arguments: An
         recording = _decode(described.self_test, package.where)
         data = _read_entry(package, contents[0], recording.file)
     loaded = load(path, model_name, **arguments)
-    device = _find_device(described.device, arguments.get("device_index", -1))
-    leaves = [_restore(leaf, data, device, package.where) for leaf in recording.inputs]
-    args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(recording.in_spec))
+    assert isinstance(loaded, Model)
+    device = loaded.device
+    args, kwargs = _restore_inputs(recording, data, device, package.where)
     results = pytree.tree_leaves(loaded(*args, **kwargs))
     expected = [_restore(leaf, data, device, package.where) for leaf in recording.results]
     problem, difference = _compare_all(recording.results, results, expected)
     if problem is not None:
         raise exc.SelfTestError(path=package.where, name=model_name, why=problem)
     return Outcome(sum(leaf.is_compared for leaf in recording.results), difference)
+
+
+def read_inputs(
+    package: zip_reader.Package, content: manifest.Manifest, model_name: str, device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Return the recorded arguments of a call, `(args, kwargs)`; None if there are none.
+
+    Args:
+        package: the open package.
+        content: its manifest.
+        model_name: name of the model.
+        device: device of the tensors that were not on the CPU.
+
+    Raises:
+        exc.BadPackageError: the recording is damaged.
+    """
+    described = content.models[model_name].self_test
+    if described is None:
+        return None
+    recording = _decode(described, package.where)
+    data = _read_entry(package, content, recording.file)
+    return _restore_inputs(recording, data, device, package.where)
+
+
+def _restore_inputs(
+    recording: Recording, data: bytes, device: torch.device, where: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    from torch.utils import _pytree as pytree
+
+    leaves = [_restore(leaf, data, device, where) for leaf in recording.inputs]
+    args, kwargs = pytree.tree_unflatten(leaves, pytree.treespec_loads(recording.in_spec))
+    return tuple(args), dict(kwargs)
 
 
 def _decode(form: Mapping[str, Any], where: str) -> Recording:
@@ -277,12 +310,6 @@ def _read_entry(package: zip_reader.Package, content: manifest.Manifest, name: s
         raise exc.BadPackageError(path=package.where, why=why)
     parts = package.read_chunks(name, content.files[name].sha256)
     return b"".join(bytes(part) for part in parts)
-
-
-def _find_device(kind: str, index: int) -> torch.device:
-    import torch
-
-    return torch.device(kind, index) if index >= 0 and kind != "cpu" else torch.device(kind)
 
 
 def _restore(leaf: Leaf, data: bytes, device: torch.device, where: str) -> Any:

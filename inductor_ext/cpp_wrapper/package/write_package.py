@@ -18,7 +18,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from inductor_ext import __version__, exc
@@ -51,6 +51,7 @@ def write_package(
     compiler: str,
     weights_file: str | None = None,
     self_tests: Mapping[str, tuple[dict[str, Any], bytes]] | None = None,
+    find_checksums: Callable[[Artifact], str] | None = None,
 ) -> None:
     """Write a package of one or several models.
 
@@ -63,6 +64,7 @@ def write_package(
         weights_file: path of a file for the weights, which are then left out of the package; only
             for a single model. Default: None, weights in the package.
         self_tests: results of `self_test.record` by model name. Default: None.
+        find_checksums: returns the checksums of a model's weights. Default: None, it has none.
 
     Raises:
         exc.SharedWeightsFileError: `weights_file` was given for several models.
@@ -81,22 +83,44 @@ def write_package(
         _add_variants(writer, build)
     for name, (_, recorded) in (self_tests or {}).items():
         writer.add(self_test.entry(name), recorded)
+    checksums = _find_all_checksums(artifacts, find_checksums)
     models = {
-        name: _describe_targets(name, builds, programs[name], weights_file) for name in artifacts
+        name: _describe_targets(name, builds, programs[name], weights_file, checksums.get(name))
+        for name in artifacts
     }
     for name, (described, _) in (self_tests or {}).items():
         models[name] = dataclasses.replace(models[name], self_test=described)
     content = manifest.Manifest(
         models=models,
-        files={
-            name: manifest.File(bytes=entry.size, sha256=str(entry.sha256))
-            for name, entry in writer.entries.items()
-        },
+        files=_describe_files(writer, models, checksums),
         versions=_list_versions(compiler),
         platform={"system": sys.platform, "machine": platform.machine()},
     )
     writer.add(manifest.PATH, manifest.dumps(content))
     writer.finish()
+
+
+def _find_all_checksums(
+    artifacts: Mapping[str, Artifact], find_checksums: Callable[[Artifact], str] | None
+) -> dict[str, str]:
+    """Return the checksums of weights that a library reads, by model name."""
+    return {
+        name: find_checksums(artifact)
+        for name, artifact in artifacts.items()
+        if find_checksums is not None and artifact.weights_path and artifact.shared_object
+    }
+
+
+def _describe_files(
+    writer: zip_writer.Writer, models: Mapping[str, manifest.Model], checksums: Mapping[str, str]
+) -> dict[str, manifest.File]:
+    by_entry = {models[name].weights: text for name, text in checksums.items()}
+    return {
+        name: manifest.File(
+            bytes=entry.size, sha256=str(entry.sha256), checksums=by_entry.get(name)
+        )
+        for name, entry in writer.entries.items()
+    }
 
 
 def _add_files(
@@ -185,10 +209,10 @@ class _Adapter:
         self._writer.add(name, data.encode())
 
 
-def _write_weights(path: str, artifact: Artifact) -> manifest.File:
+def _write_weights(path: str, artifact: Artifact, checksums: str | None) -> manifest.File:
     """Write the weights to a separate file, unless it already contains the same weights."""
     digest = _hash_parts(weights_layout.parts(artifact.constants, artifact.plan))
-    file_record = manifest.File(bytes=artifact.plan.bytes, sha256=digest)
+    file_record = manifest.File(bytes=artifact.plan.bytes, sha256=digest, checksums=checksums)
     try:
         if os.path.isfile(path) and os.path.getsize(path) == file_record.bytes:
             with open(path, "rb") as file:
@@ -214,14 +238,18 @@ def _entry_name(model: str, path: str) -> str:
 
 
 def _describe_targets(
-    name: str, builds: Sequence[Build], program: ExportedProgram, weights_file: str | None
+    name: str,
+    builds: Sequence[Build],
+    program: ExportedProgram,
+    weights_file: str | None,
+    checksums: str | None,
 ) -> manifest.Model:
     """Return the entry of a model. Writes its weights to `weights_file`, unless it is None."""
     base, *others = builds
     artifact = base.artifacts[name]
     outside = None
     if weights_file is not None and artifact.weights_path is not None:
-        outside = _write_weights(weights_file, artifact)
+        outside = _write_weights(weights_file, artifact, checksums)
     return dataclasses.replace(
         _describe_model(name, base, program, outside),
         target=base.target,
@@ -246,6 +274,8 @@ def _describe_model(
         constants=_describe_constants(artifact),
         frozen=artifact.frozen,
         state=state_names.find_constants(program, {*artifact.fqns.values(), *artifact.frozen}),
+        mutated_buffers=artifact.mutated_buffers,
+        mutates_inputs=artifact.mutates_inputs,
         **_describe_code(name, build),
     )
 
@@ -285,7 +315,7 @@ def _describe_constants(artifact: Artifact) -> tuple[manifest.Constant, ...]:
 
     def digest(name: str) -> str:
         content = weights_layout.storage_bytes(artifact.constants[name], plan.sizes[name])
-        return hashlib.sha256(content.view).hexdigest()
+        return hashlib.sha256(content).hexdigest()
 
     stored = [name for name in artifact.constants if plan.sizes[name]]
     # Constants that share a storage share its digest. Threads help: hashing releases the GIL.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "error.h"
+#include "read_weights.h"
 
 #ifdef USE_CUDA
 #include <torch/csrc/inductor/aoti_runtime/utils_cuda.h>
@@ -149,6 +150,16 @@ class RunnerGuard {
   AOTInductorModel* model_;
 };
 
+// Whether each constant is provided by the caller.
+std::vector<bool> find_external(std::vector<std::string> names) {
+  std::sort(names.begin(), names.end());
+  std::vector<bool> external(model_info.num_constants);
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    external[i] = std::binary_search(names.begin(), names.end(), model_info.constants[i].name);
+  }
+  return external;
+}
+
 // Makes the model's device the current one within a scope.
 class OnDevice {
  public:
@@ -192,6 +203,7 @@ class AloneGuard {
 
 Container::Container(size_t runners, const std::string& device_name, const char* cubin_dir, bool load)
     : loads_constants_(load) {
+  const WeightsRequest request = take_weights_request();
   if (runners == 0) {
     throw std::runtime_error("num_models must be positive, but got 0");
   }
@@ -214,7 +226,7 @@ Container::Container(size_t runners, const std::string& device_name, const char*
   }
   runners_ = std::make_unique<Runners>(std::move(free));
   if (load && model_info.has_weights) {
-    this->load(sets_[0]);
+    this->load(sets_[0], request);
   }
 }
 
@@ -228,74 +240,101 @@ bool Container::on_cpu(const Constant& constant) const {
   return type == aoti_torch_device_type_cpu();
 }
 
-void Container::load(Constants& set) {
-  if (model_info.weights_bytes > 0) {
-    set.mapping = map_weights(model_info.weights_bytes);
-  }
-  load_from(set, set.mapping.data(), /*in_place=*/true);
+// Gives the set the values of the weights file, except for external constants.
+void Container::load(Constants& set, const WeightsRequest& request) {
+  const std::vector<bool> external = find_external(request.external);
   bool needed = false;
-  for (size_t i = 0; i < model_info.num_constants; ++i) {
-    needed = needed || (!model_info.constants[i].folded && on_cpu(model_info.constants[i]));
-  }
-  if (!needed) {
-    set.mapping = Mapping();
-  }
-}
-
-// Fills the set from weights in the layout of the file. in_place: on the CPU, use the memory instead of
-// a copy; it must stay mapped and be writable.
-void Container::load_from(Constants& set, const uint8_t* weights, bool in_place) {
+  bool on_host = false;
   bool on_device = false;
   for (size_t i = 0; i < model_info.num_constants; ++i) {
     const Constant& constant = model_info.constants[i];
-    if (constant.folded) {
-      continue;
-    }
-    if (!on_cpu(constant)) {
-      on_device = true;
-    } else if (in_place) {
-      place(set, i, const_cast<uint8_t*>(weights) + constant.offset);
-    } else {
-      uint8_t* storage = own_storage(set, constant);
-      std::memcpy(storage, weights + constant.offset, constant.bytes);
-      place(set, i, storage);
+    if (!constant.folded && !external[i] && constant.bytes > 0) {
+      needed = true;
+      (on_cpu(constant) ? on_host : on_device) = true;
     }
   }
-  if (on_device) {
-    set.device_blob = bytes_tensor(model_info.weights_bytes, device_type_, device_index_);
-    RAIIAtenTensorHandle source = view_bytes(
-        const_cast<uint8_t*>(weights), model_info.weights_bytes, aoti_torch_device_type_cpu(), 0);
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(set.device_blob, source, 0));
-    for (size_t i = 0; i < model_info.num_constants; ++i) {
-      const Constant& constant = model_info.constants[i];
-      if (!constant.folded && !on_cpu(constant)) {
-        place(set, i, own_storage(set, constant));
-      }
+  if (needed) {
+    const WeightsFile file(request, model_info.weights_bytes);
+    if (on_host) {
+      set.mapping = file.map();
+    }
+    if (on_device) {
+      load_on_device(set, file, external, request);
+    } else if (!request.checksums.empty()) {
+      check_weights(file, request.checksums);
     }
   }
-  set.folded = false;
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    const Constant& constant = model_info.constants[i];
+    if (!constant.folded && !external[i]) {
+      place(set, i, own_storage(set, constant));
+    }
+  }
 }
 
-// Address of the constant's storage in memory owned by the set, which has the layout of the file.
+void Container::load_on_device(
+    [[maybe_unused]] Constants& set,
+    [[maybe_unused]] const WeightsFile& file,
+    [[maybe_unused]] const std::vector<bool>& external,
+    [[maybe_unused]] const WeightsRequest& request) {
+#ifdef USE_CUDA
+  // The allocator returns memory that may be in use by kernels launched before on this stream.
+  void* stream = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device_index_, &stream));
+  AOTI_RUNTIME_CUDA_CHECK(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+  if (request.external.empty()) {
+    set.device_blob = bytes_tensor(model_info.weights_bytes, device_type_, device_index_);
+    upload_weights(
+        file,
+        {{0, model_info.weights_bytes, static_cast<uint8_t*>(set.device_blob.data_ptr())}},
+        request.checksums);
+    return;
+  }
+  if (!request.checksums.empty()) {
+    check_weights(file, request.checksums);
+  }
+  std::map<uint64_t, Upload> parts; // constants may share a storage
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    const Constant& constant = model_info.constants[i];
+    if (!constant.folded && !external[i] && !on_cpu(constant) && constant.bytes > 0) {
+      parts[constant.offset] = {constant.offset, constant.bytes, own_storage(set, constant)};
+    }
+  }
+  std::vector<Upload> uploads;
+  for (const auto& [offset, part] : parts) {
+    uploads.push_back(part);
+  }
+  upload_weights(file, uploads, {});
+#endif
+}
+
+// Address of the constant's storage in memory owned by the set; null for a storage of size 0.
 uint8_t* Container::own_storage(Constants& set, const Constant& constant) {
+  if (constant.bytes == 0) {
+    return nullptr;
+  }
   const bool cpu = on_cpu(constant);
   if (cpu && set.mapping.data() != nullptr) {
     return set.mapping.data() + constant.offset;
   }
-  RAIIAtenTensorHandle& blob = cpu ? set.cpu_blob : set.device_blob;
-  if (blob.get() == nullptr) {
-    blob = bytes_tensor(
-        model_info.weights_bytes,
+  if (!cpu && set.device_blob.get() != nullptr) {
+    return static_cast<uint8_t*>(set.device_blob.data_ptr()) + constant.offset;
+  }
+  Storage& storage = set.storages[{cpu, constant.offset}];
+  if (storage.tensor.get() == nullptr) {
+    storage.tensor = bytes_tensor(
+        constant.bytes,
         cpu ? aoti_torch_device_type_cpu() : device_type_,
         cpu ? 0 : device_index_);
+    storage.bytes = constant.bytes;
   }
-  return static_cast<uint8_t*>(blob.data_ptr()) + constant.offset;
+  return static_cast<uint8_t*>(storage.tensor.data_ptr());
 }
 
 RAIIAtenTensorHandle Container::tensor_in(const Constant& constant, uint8_t* storage) const {
   AtenTensorHandle tensor = nullptr;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob_v2(
-      constant.bytes == 0 ? nullptr : storage,
+      storage,
       constant.ndim,
       constant.shape,
       constant.stride,
@@ -479,19 +518,27 @@ bool Container::owns(const Constants& set, AtenTensorHandle tensor) const {
   void* data = nullptr;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &data));
   const auto address = reinterpret_cast<uintptr_t>(data);
-  const auto contains = [&](const void* start) {
+  const auto contains = [&](const void* start, uint64_t bytes) {
     const auto begin = reinterpret_cast<uintptr_t>(start);
-    return start != nullptr && address >= begin && address - begin < model_info.weights_bytes;
+    return start != nullptr && address >= begin && address - begin < bytes;
   };
-  return contains(set.mapping.data()) ||
-      (set.cpu_blob.get() != nullptr && contains(set.cpu_blob.data_ptr())) ||
-      (set.device_blob.get() != nullptr && contains(set.device_blob.data_ptr()));
+  for (const auto& [key, storage] : set.storages) {
+    if (storage.tensor.get() != nullptr && contains(storage.tensor.data_ptr(), storage.bytes)) {
+      return true;
+    }
+  }
+  return contains(set.mapping.data(), model_info.weights_bytes) ||
+      (set.device_blob.get() != nullptr &&
+       contains(set.device_blob.data_ptr(), model_info.weights_bytes));
 }
 
 void Container::copy_storage(const Constant& constant, uint8_t* to, uint8_t* from) const {
+  if (constant.bytes == 0) {
+    return;
+  }
   if (on_cpu(constant)) {
     // A page of a mapped file stays shared with other processes until it is written to.
-    if (constant.bytes > 0 && std::memcmp(to, from, constant.bytes) != 0) {
+    if (std::memcmp(to, from, constant.bytes) != 0) {
       std::memcpy(to, from, constant.bytes);
     }
     return;
@@ -601,9 +648,27 @@ void Container::update(const ConstantMap& tensors, const Update& how) {
   set.folded = false;
 }
 
+// blob: values in the layout of the weights file, in memory of the CPU.
 void Container::update_from_blob(const uint8_t* blob) {
   AloneGuard alone(*runners_, device_type_, device_index_);
-  load_from(constants(false), blob, /*in_place=*/false);
+  Constants& set = constants(false);
+  for (size_t i = 0; i < model_info.num_constants; ++i) {
+    const Constant& constant = model_info.constants[i];
+    if (constant.folded) {
+      continue;
+    }
+    uint8_t* storage = own_storage(set, constant);
+    if (constant.bytes > 0) {
+      const bool cpu = on_cpu(constant);
+      RAIIAtenTensorHandle target = view_bytes(
+          storage, constant.bytes, cpu ? aoti_torch_device_type_cpu() : device_type_, cpu ? 0 : device_index_);
+      RAIIAtenTensorHandle source = view_bytes(
+          const_cast<uint8_t*>(blob) + constant.offset, constant.bytes, aoti_torch_device_type_cpu(), 0);
+      AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_copy_(target, source, 0));
+    }
+    place(set, i, storage);
+  }
+  set.folded = false;
 }
 
 void Container::fold(bool inactive, DeviceStreamType stream, AOTIProxyExecutorHandle proxy_executor) {
@@ -643,7 +708,7 @@ void Container::free_inactive() {
     (*set.handles)[i] = ConstantHandle();
   }
   set.device_blob = RAIIAtenTensorHandle();
-  set.cpu_blob = RAIIAtenTensorHandle();
+  set.storages.clear();
   set.mapping = Mapping();
   set.folded = false;
   inactive_ = Inactive::empty;

@@ -11,9 +11,11 @@
 // changes no value.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "model.h"
@@ -61,11 +63,17 @@ class Container {
   ConstantMap extract(bool inactive) const;
 
  private:
+  struct Storage {
+    torch::aot_inductor::RAIIAtenTensorHandle tensor;
+    uint64_t bytes = 0;
+  };
+
   // One set of constants. A null tensor has no value yet.
   struct Constants {
-    Mapping mapping;
-    torch::aot_inductor::RAIIAtenTensorHandle device_blob;
-    torch::aot_inductor::RAIIAtenTensorHandle cpu_blob;
+    Mapping mapping; // of the weights file
+    torch::aot_inductor::RAIIAtenTensorHandle device_blob; // has the layout of the weights file
+    // Other storages, by whether they are on the CPU and their offset in the weights file.
+    std::map<std::pair<bool, uint64_t>, Storage> storages;
     std::vector<torch::aot_inductor::RAIIAtenTensorHandle> tensors;
     std::vector<bool> borrowed; // the caller's tensor, which must not be written
     std::shared_ptr<std::vector<torch::aot_inductor::ConstantHandle>> handles;
@@ -82,8 +90,12 @@ class Container {
   }
 
   bool on_cpu(const Constant& constant) const;
-  void load(Constants& set);
-  void load_from(Constants& set, const uint8_t* weights, bool in_place);
+  void load(Constants& set, const WeightsRequest& request);
+  void load_on_device(
+      Constants& set,
+      const WeightsFile& file,
+      const std::vector<bool>& external,
+      const WeightsRequest& request);
   uint8_t* own_storage(Constants& set, const Constant& constant);
   torch::aot_inductor::RAIIAtenTensorHandle tensor_in(const Constant& constant, uint8_t* storage) const;
   void place(Constants& set, size_t index, uint8_t* storage);

@@ -18,6 +18,7 @@ enum class ErrorCode : int32_t {
   weights = 4,  // the weights cannot be read
   cpu = 5,      // the CPU lacks features that the code needs
   budget = 6,   // the sizes of the inputs need more memory than memory_budget
+  damaged = 7,  // the weights do not match their checksums
 };
 
 struct Error : std::runtime_error {

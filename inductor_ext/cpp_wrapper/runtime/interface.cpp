@@ -18,6 +18,7 @@ using inductor_ext::Error;
 using inductor_ext::ErrorCode;
 using inductor_ext::model_info;
 using inductor_ext::Update;
+using inductor_ext::WeightsRequest;
 using torch::aot_inductor::DeviceStreamType;
 
 namespace {
@@ -35,7 +36,7 @@ std::atomic<bool> always_single_threaded{false};
 std::atomic<void* (*)()> save_python{nullptr};
 std::atomic<void (*)(void*)> restore_python{nullptr};
 
-// Releases the GIL while a model runs. Waiting for a runner with the GIL held would deadlock if the
+// Releases the GIL while a model is created or runs. Waiting for a runner with the GIL held would deadlock if the
 // model that has the runner calls back into Python.
 class ReleaseGil {
  public:
@@ -192,6 +193,7 @@ AOTIRuntimeError create(
     const char* device,
     const char* cubin_dir) {
   return guarded([&] {
+    ReleaseGil release_gil;
     NoGrad no_grad;
     *handle = reinterpret_cast<AOTInductorModelContainerHandle>(new Container(runners, device, cubin_dir));
     last_container = *handle;
@@ -222,8 +224,27 @@ extern "C" {
 
 // --- functions of the extension -------------------------------------------------------------------
 
+// The next container that this thread creates reads its weights from this part of a file. Forgets what
+// the functions below said about it.
 AOTI_API void inductor_ext_set_weights(const char* path, uint64_t offset, uint64_t bytes) {
-  inductor_ext::set_weights(path, offset, bytes);
+  WeightsRequest& request = inductor_ext::weights_request();
+  request = WeightsRequest();
+  if (path != nullptr && *path != '\0') {
+    request.path = path;
+    request.offset = offset;
+    request.bytes = bytes;
+  }
+}
+
+// The next container that this thread creates checks its weights against these checksums (checksum.h).
+AOTI_API void inductor_ext_set_checksums(const uint64_t* checksums, size_t number) {
+  inductor_ext::weights_request().checksums.assign(checksums, checksums + number);
+}
+
+// The next container that this thread creates does not read these constants: the caller provides them
+// with AOTInductorModelContainerUpdateUserManagedConstantBuffer before the first call.
+AOTI_API void inductor_ext_set_external_constants(const char* const* names, size_t number) {
+  inductor_ext::weights_request().external.assign(names, names + number);
 }
 
 // This thread's last error, as one sentence for the caller of the model; empty if there is none.
@@ -255,8 +276,8 @@ AOTI_API void inductor_ext_set_single_threaded(int on) {
   always_single_threaded = on != 0;
 }
 
-// Declares that all callers of AOTInductorModelContainerRun hold the GIL, which is then released
-// while the model runs. The arguments are PyEval_SaveThread and PyEval_RestoreThread.
+// Declares that all callers of the functions that create a container or run it hold the GIL, which is
+// then released meanwhile. The arguments are PyEval_SaveThread and PyEval_RestoreThread.
 AOTI_API void inductor_ext_release_gil(void* save, void* restore) {
   restore_python = reinterpret_cast<void (*)(void*)>(restore);
   save_python = reinterpret_cast<void* (*)()>(save);

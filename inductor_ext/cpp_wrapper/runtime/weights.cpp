@@ -17,14 +17,8 @@ namespace inductor_ext {
 
 namespace {
 
-struct Place {
-  std::string path;
-  uint64_t offset = 0;
-  uint64_t bytes = 0;
-};
-
 // A pointer, because a destructor would keep the library loaded until the thread ends.
-thread_local Place* next_place = nullptr;
+thread_local WeightsRequest* next_request = nullptr;
 
 // Follows weights that are appended to a shared object; see `footer` in codegen/weights_layout.py.
 struct Footer {
@@ -35,38 +29,17 @@ struct Footer {
 constexpr char kMagic[16] = {'i', 'n', 'd', 'u', 'c', 't', 'o', 'r',
                              '_', 'w', 'e', 'i', 'g', 'h', 't', 's'};
 
-[[noreturn]] void fail(const std::string& path, const std::string& why) {
+[[noreturn]] void fail_to_read(const std::string& path, const std::string& why) {
   throw Error(ErrorCode::weights, "The weights cannot be read from " + path + ": " + why + ".");
 }
 
-class File {
- public:
-  explicit File(const std::string& path) : path_(path), fd_(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (fd_ < 0) {
-      fail(path_, std::strerror(errno));
-    }
+uint64_t size_of(int fd, const std::string& path) {
+  struct stat status;
+  if (fstat(fd, &status) != 0) {
+    fail_to_read(path, std::strerror(errno));
   }
-  File(const File&) = delete;
-  ~File() {
-    close(fd_);
-  }
-
-  int fd() const {
-    return fd_;
-  }
-
-  uint64_t size() const {
-    struct stat status;
-    if (fstat(fd_, &status) != 0) {
-      fail(path_, std::strerror(errno));
-    }
-    return static_cast<uint64_t>(status.st_size);
-  }
-
- private:
-  const std::string& path_;
-  int fd_;
-};
+  return static_cast<uint64_t>(status.st_size);
+}
 
 std::string own_path() {
   Dl_info info;
@@ -76,44 +49,16 @@ std::string own_path() {
   return info.dli_fname;
 }
 
-Place find(uint64_t bytes) {
-  const std::unique_ptr<Place> named(std::exchange(next_place, nullptr));
-  if (named != nullptr) {
-    return *named;
-  }
-  const std::string own = own_path();
-  const std::string beside = own.substr(0, own.rfind(".so")) + ".weights";
-  if (access(beside.c_str(), F_OK) == 0) {
-    return {beside, 0, bytes};
-  }
-  File file(own);
-  Footer footer;
-  const uint64_t size = file.size();
-  if (size > sizeof(footer) &&
-      pread(file.fd(), &footer, sizeof(footer), static_cast<off_t>(size - sizeof(footer))) ==
-          static_cast<ssize_t>(sizeof(footer)) &&
-      std::memcmp(footer.magic, kMagic, sizeof(kMagic)) == 0 && footer.bytes <= size - sizeof(footer)) {
-    return {own, size - sizeof(footer) - footer.bytes, footer.bytes};
-  }
-  fail(beside, "there is no such file");
-}
-
 } // namespace
 
-Mapping::Mapping(const std::string& path, uint64_t offset, uint64_t bytes) {
-  File file(path);
-  const uint64_t size = file.size();
-  if (offset > size || bytes > size - offset) {
-    fail(path, "it has " + std::to_string(size) + " bytes, and " + std::to_string(bytes) +
-             " are needed from " + std::to_string(offset) + " on");
-  }
+Mapping::Mapping(int fd, const std::string& path, uint64_t offset, uint64_t bytes) {
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t ahead = offset % page;
   void* start = mmap(
-      nullptr, bytes + ahead, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.fd(),
+      nullptr, bytes + ahead, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd,
       static_cast<off_t>(offset - ahead));
   if (start == MAP_FAILED) {
-    fail(path, std::strerror(errno));
+    fail_to_read(path, std::strerror(errno));
   }
   start_ = start;
   mapped_ = bytes + ahead;
@@ -137,19 +82,83 @@ Mapping::~Mapping() {
   }
 }
 
-void set_weights(const char* path, uint64_t offset, uint64_t bytes) {
-  delete std::exchange(next_place, nullptr);
-  if (path != nullptr && *path != '\0') {
-    next_place = new Place{path, offset, bytes};
+WeightsRequest& weights_request() {
+  if (next_request == nullptr) {
+    next_request = new WeightsRequest();
+  }
+  return *next_request;
+}
+
+WeightsRequest take_weights_request() {
+  const std::unique_ptr<WeightsRequest> request(std::exchange(next_request, nullptr));
+  return request == nullptr ? WeightsRequest() : std::move(*request);
+}
+
+WeightsFile::WeightsFile(const WeightsRequest& request, uint64_t bytes)
+    : path_(request.path), offset_(request.offset), bytes_(request.path.empty() ? bytes : request.bytes) {
+  bool appended = false;
+  if (path_.empty()) {
+    const std::string library = own_path();
+    path_ = library.substr(0, library.rfind(".so")) + ".weights";
+    appended = access(path_.c_str(), F_OK) != 0;
+    path_ = appended ? library : path_;
+  }
+  fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd_ < 0) {
+    fail(std::strerror(errno));
+  }
+  try {
+    const uint64_t size = size_of(fd_, path_);
+    Footer footer;
+    if (appended) {
+      if (size <= sizeof(footer) ||
+          pread(fd_, &footer, sizeof(footer), static_cast<off_t>(size - sizeof(footer))) !=
+              static_cast<ssize_t>(sizeof(footer)) ||
+          std::memcmp(footer.magic, kMagic, sizeof(kMagic)) != 0 || footer.bytes > size - sizeof(footer)) {
+        path_ = path_.substr(0, path_.rfind(".so")) + ".weights";
+        fail("there is no such file");
+      }
+      bytes_ = footer.bytes;
+      offset_ = size - sizeof(footer) - footer.bytes;
+    }
+    if (bytes_ != bytes) {
+      fail("they have " + std::to_string(bytes_) + " bytes instead of " + std::to_string(bytes));
+    }
+    if (offset_ > size || bytes_ > size - offset_) {
+      fail("it has " + std::to_string(size) + " bytes, and " + std::to_string(bytes_) +
+           " are needed from " + std::to_string(offset_) + " on");
+    }
+  } catch (...) {
+    close(fd_);
+    throw;
   }
 }
 
-Mapping map_weights(uint64_t bytes) {
-  Place place = find(bytes);
-  if (place.bytes != bytes) {
-    fail(place.path, "they have " + std::to_string(place.bytes) + " bytes instead of " + std::to_string(bytes));
+WeightsFile::~WeightsFile() {
+  close(fd_);
+}
+
+void WeightsFile::fail(const std::string& why) const {
+  fail_to_read(path_, why);
+}
+
+Mapping WeightsFile::map() const {
+  return Mapping(fd_, path_, offset_, bytes_);
+}
+
+void WeightsFile::read(uint8_t* to, uint64_t offset, uint64_t bytes) const {
+  while (bytes > 0) {
+    const ssize_t count = pread(fd_, to, bytes, static_cast<off_t>(offset_ + offset));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count <= 0) {
+      fail(count == 0 ? "the file was truncated" : std::strerror(errno));
+    }
+    to += count;
+    offset += static_cast<uint64_t>(count);
+    bytes -= static_cast<uint64_t>(count);
   }
-  return Mapping(place.path, place.offset, place.bytes);
 }
 
 } // namespace inductor_ext

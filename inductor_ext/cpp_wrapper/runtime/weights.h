@@ -1,8 +1,9 @@
-// Locating a model's weights and mapping them into memory.
+// Where a model's weights are, and reading them.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace inductor_ext {
 
@@ -11,7 +12,7 @@ namespace inductor_ext {
 class Mapping {
  public:
   Mapping() = default;
-  Mapping(const std::string& path, uint64_t offset, uint64_t bytes);
+  Mapping(int fd, const std::string& path, uint64_t offset, uint64_t bytes);
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
   ~Mapping();
@@ -26,11 +27,51 @@ class Mapping {
   uint8_t* data_ = nullptr;
 };
 
-// Sets where the next container created by this thread finds its weights.
-void set_weights(const char* path, uint64_t offset, uint64_t bytes);
+// What the loader says about the weights of the next container that this thread creates.
+struct WeightsRequest {
+  std::string path; // empty: the library finds them itself
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  std::vector<uint64_t> checksums; // of their blocks (checksum.h); empty: they are not checked
+  std::vector<std::string> external; // names of constants that the caller provides
+};
 
-// Maps the weights: from the location of set_weights, else <shared object without .so>.weights, else
-// the end of the shared object, before the footer that codegen/weights_layout.py writes.
-Mapping map_weights(uint64_t bytes);
+// The request of this thread, which is created if there is none.
+WeightsRequest& weights_request();
+
+// Returns the request of this thread, or an empty one, and forgets it.
+WeightsRequest take_weights_request();
+
+// The open file of a model's weights.
+class WeightsFile {
+ public:
+  // Opens the requested file, else <shared object without .so>.weights, else the end of the shared
+  // object, before the footer that codegen/weights_layout.py writes.
+  WeightsFile(const WeightsRequest& request, uint64_t bytes);
+  WeightsFile(const WeightsFile&) = delete;
+  ~WeightsFile();
+
+  Mapping map() const;
+
+  // Reads a range of the weights. A file that was truncated is an error, where a mapping would raise
+  // SIGBUS. Threads may read at the same time.
+  void read(uint8_t* to, uint64_t offset, uint64_t bytes) const;
+
+  const std::string& path() const {
+    return path_;
+  }
+
+  uint64_t bytes() const {
+    return bytes_;
+  }
+
+  [[noreturn]] void fail(const std::string& why) const;
+
+ private:
+  std::string path_;
+  uint64_t offset_ = 0;
+  uint64_t bytes_ = 0;
+  int fd_ = -1;
+};
 
 } // namespace inductor_ext

@@ -43,3 +43,14 @@ class TestPlanOfWeights:
 
     def test_no_constants(self) -> None:
         assert weights_layout.plan({}) == weights_layout.Plan({}, {}, 0)
+
+
+def test_a_view_keeps_its_memory_alive() -> None:
+    """Threads may still hash the last view after the generator of the parts has ended."""
+    size = 48_000
+    tensor = torch.full((size,), 7, dtype=torch.uint8)
+    view = weights_layout.storage_bytes(tensor, size)
+    del tensor
+    others = [torch.full((size,), 9, dtype=torch.uint8) for _ in range(64)]
+    assert bytes(view) == b"\7" * size
+    assert len(others) == 64

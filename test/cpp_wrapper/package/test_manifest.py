@@ -141,6 +141,7 @@ def test_missing_fields_have_defaults() -> None:
         (("models", "model", "library"), "x.so", "needs the file 'x.so', which is not listed"),
         (("models", "model", "cpu_features"), "avx2", "cpu_features is 'avx2', expected a list"),
         (("files", LIBRARY, "sha256"), "A" * 64, "is not a SHA-256 digest"),
+        (("files", LIBRARY, "checksums"), "0", ".checksums are not those of"),
         (("versions", "torch"), 2.13, "versions['torch'] is 2.13"),
         (("format",), "1", "format is '1'"),
     ],

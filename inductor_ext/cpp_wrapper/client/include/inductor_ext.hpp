@@ -222,7 +222,7 @@ inline std::unique_ptr<torch::inductor::AOTIModelContainerRunner> create_runner(
     const std::string& library_path,
     const std::string& device,
     size_t num_runners,
-    const Location* weights) {
+    const LocatedWeights* weights) {
   const auto& registry = torch::inductor::getAOTIModelRunnerRegistry();
   const auto factory = registry.find(device.substr(0, device.find(':')));
   if (factory == registry.end()) {
@@ -232,7 +232,12 @@ inline std::unique_ptr<torch::inductor::AOTIModelContainerRunner> create_runner(
     library.prepare(weights);
     const std::string folder = library_path.substr(0, library_path.rfind('/'));
     return factory->second(library_path, num_runners, device, device == "cpu" ? "" : folder, false);
+  } catch (const LibraryLoadError& error) {
+    files.raise_load_error(error.reason);
   } catch (const std::exception& error) {
+    if (weights != nullptr && library.last_error_code() == LibraryError::damaged) {
+      files.raise_damaged(*weights);
+    }
     const std::string why = library.last_error();
     files.raise_load_error(why.empty() ? first_line(error) : why);
   }
@@ -288,7 +293,7 @@ inline Model load(const std::string& path, const Options& options) {
     files.raise_not_writable(error.reason, "the folder for temporary files");
   }
   files.extract(*folder);
-  const std::optional<detail::Location> weights = files.locate_weights(*folder, options.weights);
+  const std::optional<detail::LocatedWeights> weights = files.locate_weights(*folder, options.weights);
   const std::string library_path = folder->path() + "/" + files.library();
   try {
     state->library = std::make_unique<detail::Library>(library_path);

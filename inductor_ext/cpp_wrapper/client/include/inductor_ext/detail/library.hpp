@@ -6,7 +6,7 @@
 
 #include <dlfcn.h>
 
-#include "package.hpp"
+#include "package_files.hpp"
 
 namespace inductor_ext::detail {
 
@@ -20,6 +20,7 @@ enum class LibraryError : int32_t {
   weights = 4,
   cpu = 5,
   budget = 6,
+  damaged = 7,
 };
 
 // A library that cannot be loaded, or that the extension did not compile.
@@ -40,6 +41,7 @@ class Library {
     find(missing_cpu_features_, "inductor_ext_missing_cpu_features");
     find(quiet_, "inductor_ext_quiet");
     find(set_weights_, "inductor_ext_set_weights");
+    find(set_checksums_, "inductor_ext_set_checksums");
     find(last_container_, "inductor_ext_last_container");
     find(fold_, "AOTInductorModelContainerRunConstantFolding");
     if (last_error_ == nullptr || missing_cpu_features_ == nullptr || quiet_ == nullptr ||
@@ -70,7 +72,7 @@ class Library {
       return LibraryError::unknown;
     }
     const int32_t code = last_error_code_();
-    return code >= 0 && code <= 6 ? static_cast<LibraryError>(code) : LibraryError::failure;
+    return code >= 0 && code <= 7 ? static_cast<LibraryError>(code) : LibraryError::failure;
   }
 
   // The required CPU features that this CPU lacks, separated by commas.
@@ -78,11 +80,20 @@ class Library {
     return missing_cpu_features_();
   }
 
-  // Call this before creating a container in the same thread.
-  void prepare(const Location* weights) const {
+  // Call this before creating a container in the same thread. Throws LibraryLoadError if the library is
+  // to check checksums and cannot.
+  void prepare(const LocatedWeights* weights) const {
     quiet_(1);
-    if (weights != nullptr) {
-      set_weights_(weights->path.c_str(), weights->offset, weights->bytes);
+    if (weights == nullptr) {
+      return;
+    }
+    const Location& location = weights->location;
+    set_weights_(location.path.c_str(), location.offset, location.bytes);
+    if (!weights->checksums.empty()) {
+      if (set_checksums_ == nullptr) {
+        throw LibraryLoadError{"its library lacks functions of inductor_ext"};
+      }
+      set_checksums_(weights->checksums.data(), weights->checksums.size());
     }
   }
 
@@ -109,6 +120,7 @@ class Library {
   const char* (*missing_cpu_features_)();
   void (*quiet_)(int);
   void (*set_weights_)(const char*, uint64_t, uint64_t);
+  void (*set_checksums_)(const uint64_t*, size_t);
   void* (*last_container_)();
   int32_t (*fold_)(void*, bool, void*, void*);
 };

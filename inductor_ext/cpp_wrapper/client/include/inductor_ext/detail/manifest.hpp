@@ -31,6 +31,7 @@ inline constexpr int64_t kManifestFormat = 1;
 struct FileRecord {
   uint64_t bytes = 0;
   std::string sha256;
+  std::vector<uint64_t> checksums; // of its blocks; empty if there are none
 };
 
 struct ConstantRecord {
@@ -107,11 +108,31 @@ class ManifestReader {
 
  private:
   static FileRecord read_file(const Json& json, const std::string& where) {
-    FileRecord file{json["bytes"].as_size(where + ".bytes"), json["sha256"].as_string(where + ".sha256")};
+    FileRecord file;
+    file.bytes = json["bytes"].as_size(where + ".bytes");
+    file.sha256 = json["sha256"].as_string(where + ".sha256");
     if (file.sha256.size() != 64 || file.sha256.find_first_not_of("0123456789abcdef") != std::string::npos) {
       throw JsonError(where + ".sha256 is not a SHA-256 digest");
     }
+    if (!json["checksums"].is_null()) {
+      file.checksums = read_checksums(json["checksums"].as_string(where + ".checksums"), file.bytes, where);
+    }
     return file;
+  }
+
+  // The text has 16 hexadecimal digits for each block of 2 MiB.
+  static std::vector<uint64_t> read_checksums(const std::string& text, uint64_t bytes, const std::string& where) {
+    constexpr uint64_t kBlock = 2 << 20;
+    constexpr size_t kDigits = 16;
+    if (text.size() / kDigits != (bytes + kBlock - 1) / kBlock || text.size() % kDigits != 0 ||
+        text.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      throw JsonError(where + ".checksums are not those of " + std::to_string(bytes) + " bytes");
+    }
+    std::vector<uint64_t> checksums;
+    for (size_t i = 0; i < text.size(); i += kDigits) {
+      checksums.push_back(std::stoull(text.substr(i, kDigits), nullptr, 16));
+    }
+    return checksums;
   }
 
   static ModelRecord read_model(const Json& json, const std::string& name, const std::string& where) {

@@ -14,6 +14,12 @@
 
 namespace inductor_ext::detail {
 
+// The weights that a library is to read.
+struct LocatedWeights {
+  Location location;
+  std::vector<uint64_t> checksums; // that the library is to check; empty: they are intact, or not checked
+};
+
 class PackageFiles {
  public:
   PackageFiles(
@@ -63,9 +69,9 @@ class PackageFiles {
     }
   }
 
-  // Where the weights can be mapped; nothing if the model has none. `outside` is the file that the
+  // Where the library finds the weights; nothing if the model has none. `outside` is the file that the
   // user named; weights are copied to the folder if they cannot be mapped, or are not to be.
-  std::optional<Location> locate_weights(const PrivateFolder& folder, const std::string& outside) const {
+  std::optional<LocatedWeights> locate_weights(const PrivateFolder& folder, const std::string& outside) const {
     if (!outside.empty()) {
       return locate_outside(folder, std::filesystem::absolute(outside).lexically_normal().string());
     }
@@ -79,12 +85,21 @@ class PackageFiles {
     const std::string& name = *model_.weights;
     const Location location = package_.locate(name);
     if (map_weights_ && location.offset % kAlignment == 0) {
-      if (verify_ && file_sha256(location) != digest(name)) {
-        package_.fail(name + " is damaged: its content does not match its SHA-256");
+      const std::vector<uint64_t> checksums = checksums_of(manifest_.files.at(name));
+      if (verify_ && checksums.empty() && file_sha256(location) != digest(name)) {
+        raise_damaged({location, {}});
       }
-      return location;
+      return LocatedWeights{location, checksums};
     }
-    return Location{copy_entry(name, folder, "weights"), 0, location.bytes};
+    return LocatedWeights{{copy_entry(name, folder, "weights"), 0, location.bytes}, {}};
+  }
+
+  // Raises the error for weights that are not those of the manifest.
+  [[noreturn]] void raise_damaged(const LocatedWeights& weights) const {
+    if (weights.location.path != package_.path()) {
+      raise_load_error(weights.location.path + " has other weights", "Pass the file of this model.");
+    }
+    package_.fail(*model_.weights + " is damaged: its content does not match the manifest");
   }
 
  private:
@@ -137,27 +152,35 @@ class PackageFiles {
     }
   }
 
-  std::optional<Location> locate_outside(const PrivateFolder& folder, const std::string& path) const {
+  // The checksums that the library is to check; empty if it is not to, or has none.
+  std::vector<uint64_t> checksums_of(const FileRecord& file) const {
+    return verify_ ? file.checksums : std::vector<uint64_t>();
+  }
+
+  std::optional<LocatedWeights> locate_outside(const PrivateFolder& folder, const std::string& path) const {
     const std::optional<FileRecord> file =
         model_.weights ? manifest_.files.at(*model_.weights) : model_.outside;
     if (!file) {
       raise_load_error("it has no external weights", "Do not pass the option weights.");
     }
     Location location{path, 0, file->bytes};
+    std::vector<uint64_t> checksums;
     if (ends_with(path, ".pt2")) {
       location = find_entry(Package(path), *file);
     } else {
+      checksums = checksums_of(*file);
       struct stat status;
       if (stat(path.c_str(), &status) != 0) {
         raise_load_error(
             "its weights in " + path + " cannot be read (" + std::strerror(errno) + ")",
             "Pass the path of its weights file as the option weights.");
       }
-      if (static_cast<uint64_t>(status.st_size) != file->bytes || !is_intact(location, *file)) {
+      if (static_cast<uint64_t>(status.st_size) != file->bytes ||
+          (checksums.empty() && !is_intact(location, *file))) {
         raise_load_error(path + " has other weights", "Pass the file of this model.");
       }
     }
-    return map_weights_ ? location : copy_outside(location, folder, *file);
+    return LocatedWeights{map_weights_ ? location : copy_outside(location, folder, *file), checksums};
   }
 
   bool is_intact(const Location& location, const FileRecord& file) const {
