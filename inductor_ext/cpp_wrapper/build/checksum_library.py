@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterator
 
 from inductor_ext import settings
-from inductor_ext.cpp_wrapper.build import compiler
+from inductor_ext.cpp_wrapper.build import commands, compiler
 from inductor_ext.cpp_wrapper.cache import cache
 from inductor_ext.cpp_wrapper.package import checksums
 
@@ -34,7 +34,7 @@ def native_function(values: settings.Settings) -> Iterator[checksums.Function]:
     source = compiler.RUNTIME / "checksum.cpp"
     with compiler.build_cached(
         ("checksums", *command, source.read_text()),
-        lambda folder: compiler.run([*command, str(source), "-o", str(folder / "checksum.so")]),
+        lambda folder: commands.run([*command, str(source), "-o", str(folder / "checksum.so")]),
         cache.open_store(values) if values.artifact_cache else None,
     ) as folder:
         function = ctypes.CDLL(str(folder / "checksum.so")).inductor_ext_block_checksum

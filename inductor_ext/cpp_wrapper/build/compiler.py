@@ -9,7 +9,6 @@ artifact cache (settings `artifact_cache*`). If nothing can be cached they are c
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -25,6 +24,7 @@ from typing import Any, Literal
 
 from inductor_ext import _compat, settings
 from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target
+from inductor_ext.cpp_wrapper.build.commands import run, run_all
 from inductor_ext.cpp_wrapper.cache import cache
 from inductor_ext.hooks import context
 from inductor_ext.storage.artifact_store import ArtifactStore
@@ -283,7 +283,7 @@ class Compiler:
                     unit.object,
                 ]
             )
-        _run_all(commands)
+        run_all(commands)
 
     def link(self, objects: Sequence[str], output: str) -> None:
         """Link objects into a shared object.
@@ -380,7 +380,7 @@ class Compiler:
             [*self.program, *flags, "-c", str(source), "-o", str(folder / f"{source.stem}.o")]
             for source in sorted(RUNTIME.glob("*.cpp"))
         ]
-        _run_all(commands)
+        run_all(commands)
 
     def _build_header(self, folder: pathlib.Path, purpose: Purpose) -> None:
         header = folder / "prefix.h"
@@ -477,26 +477,3 @@ def _cpu_model() -> list[str]:
     except OSError:
         return []
     return [line for line in lines if line.startswith(("cpu family", "model", "CPU part"))]
-
-
-def _run_all(commands: Sequence[Sequence[str]]) -> None:
-    from torch._inductor import config
-
-    workers = max(1, min(len(commands), config.compile_threads or 1, os.cpu_count() or 1))
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        # Wait for all commands, so that nothing is written after an error has been reported.
-        for future in [pool.submit(run, command) for command in commands]:
-            future.result()
-
-
-def run(command: Sequence[str]) -> None:
-    """Run a compiler or linker.
-
-    Raises:
-        torch._inductor.exc.CppCompileError: it fails; contains its output.
-    """
-    from torch._inductor.exc import CppCompileError
-
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if process.returncode != 0:
-        raise CppCompileError(list(command), process.stdout + process.stderr)

@@ -60,8 +60,7 @@ def _find_difference(one: Artifact, other: Artifact) -> str | None:
             return f"its constant {shown} has other strides"
         if size and not _is_same_storage(tensor, another):
             digests = {
-                hash_buffer(weights_layout.storage_bytes(item, size))
-                for item in (tensor, another)
+                hash_buffer(weights_layout.storage_bytes(item, size)) for item in (tensor, another)
             }
             if len(digests) > 1:
                 return f"its constant {shown} has another value"

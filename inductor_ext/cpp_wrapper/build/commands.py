@@ -1,0 +1,32 @@
+"""Running compilers and linkers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import subprocess
+from collections.abc import Sequence
+
+
+def run_all(commands: Sequence[Sequence[str]]) -> None:
+    """Run commands in parallel, see `run`."""
+    from torch._inductor import config
+
+    workers = max(1, min(len(commands), config.compile_threads or 1, os.cpu_count() or 1))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        # Wait for all commands, so that nothing is written after an error has been reported.
+        for future in [pool.submit(run, command) for command in commands]:
+            future.result()
+
+
+def run(command: Sequence[str]) -> None:
+    """Run a compiler or linker.
+
+    Raises:
+        torch._inductor.exc.CppCompileError: it fails; contains its output.
+    """
+    from torch._inductor.exc import CppCompileError
+
+    process = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if process.returncode != 0:
+        raise CppCompileError(list(command), process.stdout + process.stderr)
