@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -153,25 +154,26 @@ def load(
 
 
 def _load(path: Path | IO[bytes], arguments: Arguments) -> LoadedModel:
-    def load_again(other: Path | IO[bytes], weights: WeightsSource | None) -> LoadedModel:
-        again = arguments
-        if instance is not None:
-            # Another device may be the current one by then.
-            again = dataclasses.replace(again, device=instance.device)
-        if weights is not None:
-            again = dataclasses.replace(again, weights=weights)
-        return _load(other, again)
-
-    instance = None
     with zip_reader.open_package(path) as package:
         content = manifest.read(package)
         if arguments.keys is not None:
             signing.require(package, content[1] if content else None, arguments.keys)
         if content is None:
-            return InductorModel(arguments.name, _load_default(package, arguments), load_again)
+            loader = _load_default(package, arguments)
+            return InductorModel(arguments.name, loader, functools.partial(_reload, arguments))
         instance = _Loading(package, *content, arguments).load()
         _prepare_calls(package, content[0], instance, arguments)
-        return Model(arguments.name, instance, load_again)
+        # Another device may be the current one when the model is loaded again.
+        again = dataclasses.replace(arguments, device=instance.device)
+        return Model(arguments.name, instance, functools.partial(_reload, again))
+
+
+def _reload(
+    arguments: Arguments, path: Path | IO[bytes], weights: WeightsSource | None
+) -> LoadedModel:
+    if weights is not None:
+        arguments = dataclasses.replace(arguments, weights=weights)
+    return _load(path, arguments)
 
 
 def _prepare_calls(

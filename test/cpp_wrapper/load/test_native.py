@@ -17,7 +17,7 @@ import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import compiler
 from inductor_ext.cpp_wrapper.load.model import Model
-from inductor_ext.cpp_wrapper.load.native import ErrorCode, NativeLibrary
+from inductor_ext.cpp_wrapper.load.native import ErrorCode, NativeLibrary, WeightsRequest
 from inductor_ext.cpp_wrapper.package import manifest, zip_reader
 from test.support.loader_models import Plain, X, changed, check, library_of, nested_inputs
 
@@ -27,7 +27,7 @@ def native(path: str, tmp_path: pathlib.Path) -> Iterator[NativeLibrary]:
     """The library of "model", which has a file of weights beside it."""
     library = _write_library(path, tmp_path / "native.so")
     native = NativeLibrary(library)
-    native.prepare(None, False)
+    native.prepare(WeightsRequest(), False)
     assert native.last_error_code() is ErrorCode.NONE
     yield native
     native.close()
@@ -43,7 +43,9 @@ def _write_library(path: str, target: pathlib.Path) -> str:
 
 
 def _create(native: NativeLibrary, device: bytes = b"cpu") -> int:
-    create = native._library.AOTInductorModelContainerCreateWithDevice
+    # PyDLL: the library releases the GIL itself.
+    library = ctypes.PyDLL(None, handle=native._library._handle)
+    create = library.AOTInductorModelContainerCreateWithDevice
     container = ctypes.c_void_p()
     return int(create(ctypes.byref(container), ctypes.c_size_t(1), device, None))
 
@@ -57,7 +59,7 @@ def test_python_and_cpp_have_the_same_error_codes() -> None:
 def test_a_failed_creation_has_the_code_of_its_reason(native: NativeLibrary) -> None:
     assert _create(native, b"tpu") == 1
     assert native.last_error_code() is ErrorCode.FAILURE
-    native.prepare(("/nowhere/model.weights", 0, 8), False)
+    native.prepare(WeightsRequest(("/nowhere/model.weights", 0, 8)), False)
     assert _create(native) == 1
     assert native.last_error_code() is ErrorCode.WEIGHTS
     assert _create(native) == 0
@@ -75,7 +77,7 @@ def test_a_cpu_that_lacks_features_has_its_own_code(path: str, tmp_path: pathlib
     assert data.count(features + b"\0") == 1
     library.write_bytes(data.replace(features, b"x" * len(features)))
     native = NativeLibrary(str(library))
-    native.prepare(None, False)
+    native.prepare(WeightsRequest(), False)
     assert _create(native) == 1
     assert native.last_error_code() is ErrorCode.CPU
     native.close()
