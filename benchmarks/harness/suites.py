@@ -41,7 +41,6 @@ SUITES: dict[str, Suite] = {
         Suite(
             "aot-build-memory", "benchmarks.aot.build_memory", "memory that 10 GB of weights take"
         ),
-        Suite("aot-gpu-load", "benchmarks.aot.gpu_load", "loading 5 GB of weights onto a GPU"),
         Suite("aot-soak", "benchmarks.aot.soak", "calls while weights and packages change"),
         Suite("compile-time", "benchmarks.compile_time", "compile time with and without the fixes"),
         Suite("kernel-order", "benchmarks.memory.reorder", "what the order of kernels saves"),

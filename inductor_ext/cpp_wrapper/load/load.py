@@ -246,6 +246,9 @@ class _Loading:
             map_weights=arguments.map_weights,
             signed=arguments.keys is not None,
         )
+        if model.device not in _RUNNERS:
+            why = f"it runs on {model.device}, for which there is no AOTI runner"
+            self._files.raise_load_error(why)
         self._device = _choose_device(model.device, arguments.device_index)
         self._rules = ConstantRules(
             {constant.name: constant.fqn for constant in model.constants if not constant.folded},
@@ -256,9 +259,6 @@ class _Loading:
         )
 
     def load(self) -> ExtensionInstance:
-        if self._model.device not in _RUNNERS:
-            why = f"it runs on {self._model.device}, for which there is no AOTI runner"
-            self._files.raise_load_error(why)
         weights = self._arguments.weights
         given: dict[str, torch.Tensor] = {}
         if isinstance(weights, Mapping):

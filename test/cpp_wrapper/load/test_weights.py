@@ -14,7 +14,7 @@ from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load.model import LoadedModel
 from inductor_ext.cpp_wrapper.package import manifest, zip_reader
 from inductor_ext.cpp_wrapper.package.checksums import BLOCK
-from test.support.loader_models import Plain, check
+from test.support.loader_models import Plain, changed, check
 
 
 class Stateful(nn.Module):
@@ -157,6 +157,14 @@ class TestDevice:
     def test_no_device(self, path: str, device: Any) -> None:
         with pytest.raises(exc.BadArgumentError, match="Invalid device="):
             inductor_ext.load(path, device=device)
+
+    @pytest.mark.parametrize("name", ["tpu", "c}u", "cuda:0", ""])
+    def test_a_package_for_an_unknown_device(self, path: str, name: str) -> None:
+        def change(content: dict[str, Any], entries: dict[str, bytes]) -> None:
+            content["models"]["model"]["device"] = name
+
+        with pytest.raises(exc.ArtifactLoadError, match="for which there is no AOTI runner"):
+            inductor_ext.load(changed(path, change))
 
     def test_a_device_and_an_index(self, path: str) -> None:
         with pytest.raises(exc.BadArgumentError, match="Invalid device_index=0"):
