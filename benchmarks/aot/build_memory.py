@@ -118,11 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "temporary" / "inductor")
         tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "temporary")
         rows = measure(options.gigabytes, folder)
-    for row in rows:
-        print(f"{row['case']}, {row['metric']}: {row['ours']:.3f} {row['unit']}")
-    if options.json_out is not None:
-        document: results.Document = {**header, "rows": rows}
-        print(f"written: {results.write(options.json_out, document)}")
+    results.report(header, rows, options.json_out)
     return 0
 
 

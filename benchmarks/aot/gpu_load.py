@@ -21,7 +21,6 @@ float16 weights.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import statistics
@@ -60,6 +59,7 @@ WAYS = (
 def build(gigabytes: float, folder: Path) -> int:
     """Write the packages, the tensors and the bytes; return the size of the weights in bytes."""
     import inductor_ext
+    from inductor_ext.cpp_wrapper.codegen.weights_layout import storage_bytes
 
     torch.manual_seed(0)
     count = max(1, round(gigabytes * 1e9 / (_WIDTH * _WIDTH * 2)))
@@ -86,8 +86,7 @@ def build(gigabytes: float, folder: Path) -> int:
         save_file(state, folder / "weights.safetensors")
     with open(folder / "weights.bin", "wb") as file:
         for tensor in state.values():
-            host = tensor.cpu()
-            file.write(view_memory(host))
+            file.write(storage_bytes(tensor, tensor.nbytes))
     return sum(tensor.nbytes for tensor in state.values())
 
 
@@ -115,16 +114,12 @@ def make_input() -> torch.Tensor:
     return torch.ones(_ROWS, _WIDTH, dtype=torch.half, device="cuda")
 
 
-def view_memory(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, which the caller keeps alive."""
-    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))
-
-
-def copy_pinned(path: Path) -> torch.Tensor:
-    """Return the bytes of a file on the GPU."""
+def copy_pinned(path: Path, view: Callable[[torch.Tensor, int], memoryview]) -> torch.Tensor:
+    """Return the bytes of a file on the GPU; `view` is `weights_layout.storage_bytes`."""
     size = path.stat().st_size
     target = torch.empty(size, dtype=torch.uint8, device="cuda")
-    buffers = torch.empty(_THREADS, 2, _PIECE, dtype=torch.uint8, pin_memory=True)
+    buffers = torch.empty(_THREADS * 2 * _PIECE, dtype=torch.uint8, pin_memory=True)
+    memory = view(buffers, buffers.nbytes)
     starts = iter(range(0, size, _PIECE))
     lock = threading.Lock()
     descriptor = os.open(path, os.O_RDONLY)
@@ -143,8 +138,9 @@ def copy_pinned(path: Path) -> torch.Tensor:
                 if waiting is not None:
                     waiting.synchronize()
                 count = min(_PIECE, size - start)
-                buffer = buffers[thread, half, :count]
-                os.preadv(descriptor, [view_memory(buffer)], start)
+                begin = (2 * thread + half) * _PIECE
+                os.preadv(descriptor, [memory[begin : begin + count]], start)
+                buffer = buffers[begin : begin + count]
                 target[start : start + count].copy_(buffer, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record()
@@ -187,7 +183,9 @@ def load(way: str, folder: Path) -> Callable[[], Any]:
         size = path.stat().st_size
         return lambda: torch.from_file(str(path), size=size, dtype=torch.uint8).cuda()
     if way == "pinned":
-        return lambda: copy_pinned(path)
+        from inductor_ext.cpp_wrapper.codegen.weights_layout import storage_bytes
+
+        return lambda: copy_pinned(path, storage_bytes)
     source = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(source, device="cuda")
     count, rest = divmod(path.stat().st_size, 1 << 30)
@@ -316,11 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run(folder, WAYS, options.rounds, options.budget_seconds - time.monotonic() + begin),
             size,
         )
-    for row in rows:
-        print(f"{row['case']}, {row['metric']}: {row['ours']:.4g} {row['unit']}")
-    if options.json_out is not None:
-        document: results.Document = {**header, "rows": rows}
-        print(f"written: {results.write(options.json_out, document)}")
+    results.report(header, rows, options.json_out)
     return 0
 
 

@@ -386,6 +386,18 @@ def read(path: str | os.PathLike[str]) -> Document:
     return checked
 
 
+def report(header: Header, rows: list[Row], folder: Path | None) -> None:
+    """Print the extension's values, and write the result into `folder` unless that is None.
+
+    Raises:
+        InvalidResultError: see `write`.
+    """
+    for row in rows:
+        print(f"{row['case']}, {row['metric']}: {row['ours']:.4g} {row['unit']}")
+    if folder is not None:
+        print(f"written: {write(folder, {**header, 'rows': rows})}")
+
+
 def write(directory: str | os.PathLike[str], document: Document) -> Path:
     """Write a document into `directory` under its suite and hardware, atomically.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import pathlib
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
@@ -93,11 +93,8 @@ def test_no_device_index_is_compiled_in(compiled_on: int, tmp_path: pathlib.Path
                 elif not torch.allclose(y.cpu().double(), expected, rtol=1e-2, atol=1e-2):
                     wrong.append((seed, number))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     assert wrong == []
     calls = [int(model.constants()["calls"].item()) for model in loaded]
     assert sum(calls) == 300

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from inductor_ext.cpp_wrapper.load.model import Model
 from inductor_ext.cpp_wrapper.load.native import NativeLibrary
+from inductor_ext.cpp_wrapper.package import manifest, zip_reader
 from test.support import altered_packages
 
 
@@ -81,6 +82,16 @@ def nested_inputs(rows: int = 3) -> tuple[tuple[Any, ...], dict[str, Any]]:
     point = Point(torch.ones(3), torch.full((3,), 2.0))
     pair = Pair(torch.ones(2), torch.zeros(2))
     return (batch, point, pair, 3, None), {"bias": torch.ones(16), "mode": "add"}
+
+
+def find_weights(path: str | pathlib.Path) -> tuple[manifest.Model, int, int]:
+    """Return the manifest's "model" of a package, and the offset and size of its weights."""
+    with zip_reader.open_package(path) as package:
+        content = manifest.loads(package.read(manifest.PATH), str(path))
+        model = content.models["model"]
+        place = package.locate(str(model.weights))
+    assert place is not None
+    return model, place[1], place[2]
 
 
 def changed(path: str, change: Callable[[dict[str, Any], dict[str, bytes]], None]) -> io.BytesIO:

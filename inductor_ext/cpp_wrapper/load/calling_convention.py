@@ -25,7 +25,8 @@ _Restore = Callable[[Sequence[Any]], Any]
 
 _DICTS = frozenset({dict, OrderedDict, defaultdict})
 _SCALARS = {"int": int, "float": float, "bool": bool}
-_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+SCALAR_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
+"""The dtype of the tensor that the compiled model takes for a scalar, by the scalar's type."""
 
 
 class Convention:
@@ -344,7 +345,7 @@ def _build_tensor(inp: signatures.TensorInput) -> _Flatten:
 
 
 def _build_scalar(inp: signatures.SymbolInput) -> _Flatten:
-    kind, dtype = _SCALARS[inp.type], _DTYPES[inp.type]
+    kind, dtype = _SCALARS[inp.type], SCALAR_DTYPES[inp.type]
 
     def flatten(value: Any, into: list[torch.Tensor]) -> None:
         if type(value) is not kind:

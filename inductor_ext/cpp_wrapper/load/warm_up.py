@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper.load.calling_convention import SCALAR_DTYPES
 from inductor_ext.cpp_wrapper.signature import expression
 from inductor_ext.cpp_wrapper.signature.signature import (
     Extent,
@@ -38,8 +39,6 @@ _LARGEST = 4096
 
 _TRIALS = 20_000
 """Combinations of sizes that are tried."""
-
-_SCALARS = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 
 
 def warm_up(instance: ExtensionInstance, examples: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -118,7 +117,7 @@ def _make_input(
             expression.symbols(expression.parse(inp.symbol))
         ) <= set(sizes)
         value = _evaluate(inp.symbol, sizes) if is_size else 0
-        return torch.tensor(value, dtype=_SCALARS[inp.type], device="cpu")
+        return torch.tensor(value, dtype=SCALAR_DTYPES[inp.type], device="cpu")
     shape = [_evaluate(size, sizes) for size in inp.shape]
     stride = [_evaluate(step, sizes) for step in inp.stride]
     target = torch.device("cpu") if inp.device == "cpu" else device

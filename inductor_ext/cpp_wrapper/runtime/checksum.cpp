@@ -43,7 +43,7 @@ constexpr Keys kKeys;
 // Vectors of the compiler: two words, which every x86-64 and aarch64 CPU has instructions for.
 using Words = uint64_t __attribute__((vector_size(16)));
 
-// The product of the halves of each word.
+// Low half times high half of each word.
 inline Words multiply_halves(Words words) {
 #ifdef __SSE2__
   return reinterpret_cast<Words>(
@@ -55,14 +55,14 @@ inline Words multiply_halves(Words words) {
 
 struct Sums {
   uint64_t words = 0;
-  uint64_t products = 0;
+  uint64_t mixed = 0;
 };
 
 inline __attribute__((always_inline)) Sums sum_row(const uint8_t* row) {
   constexpr size_t kVectors = 4; // that are independent of each other
   constexpr size_t kWords = sizeof(Words) / sizeof(uint64_t);
   Words words[kVectors] = {};
-  Words products[kVectors] = {};
+  Words mixed[kVectors] = {};
   for (size_t i = 0; i < kRowWords; i += kVectors * kWords) {
 #pragma GCC unroll 4
     for (size_t j = 0; j < kVectors; ++j) {
@@ -70,16 +70,16 @@ inline __attribute__((always_inline)) Sums sum_row(const uint8_t* row) {
       Words key;
       std::memcpy(&part, row + (i + j * kWords) * sizeof(uint64_t), sizeof(part));
       std::memcpy(&key, kKeys.word + i + j * kWords, sizeof(key));
-      const Words mixed = part ^ key;
+      const Words keyed = part ^ key;
       words[j] += part;
-      products[j] += multiply_halves(mixed);
+      mixed[j] += multiply_halves(keyed);
     }
   }
   Sums sums;
   for (size_t j = 0; j < kVectors; ++j) {
     for (size_t k = 0; k < kWords; ++k) {
       sums.words += words[j][k];
-      sums.products += products[j][k];
+      sums.mixed += mixed[j][k];
     }
   }
   return sums;
@@ -99,7 +99,7 @@ inline __attribute__((always_inline)) uint64_t sum_rows(const uint8_t* data, siz
     const Sums sums = sum_row(start);
     const uint64_t* keys = kKeys.half + 4 * row;
     checksum += (sums.words & 0xffffffff) * keys[0] + (sums.words >> 32) * keys[1] +
-        (sums.products & 0xffffffff) * keys[2] + (sums.products >> 32) * keys[3];
+        (sums.mixed & 0xffffffff) * keys[2] + (sums.mixed >> 32) * keys[3];
   }
   return checksum;
 }

@@ -2,8 +2,8 @@
 //
 // A checksum of 64 bits belongs to each block of the weights; the last block is filled up with zeros.
 // Of each row of 512 words of 64 bits, two sums modulo 2^64 are computed: that of the words, which any
-// change of one word changes, and that of the products of the two halves of word xor key, which depends
-// on the order (NH of UMAC: Black et al., "UMAC: Fast and secure message authentication", 1999). The
+// change of one word changes, and that of low half times high half of word xor key, which depends on the
+// order (NH of UMAC: Black et al., "UMAC: Fast and secure message authentication", 1999). The
 // checksum is the sum of the halves of these sums times further keys (multilinear hashing: Lemire and
 // Kaser, "Strongly universal string hashing is fast", 2014). build/checksum_library.py compiles it into
 // a library of its own for the build of a package. Whoever may change the weights and the manifest can

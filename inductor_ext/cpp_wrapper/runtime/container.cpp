@@ -258,10 +258,12 @@ void Container::load(Constants& set, const WeightsRequest& request) {
     if (on_host) {
       set.mapping = file.map();
     }
+    const bool uploads_all = on_device && request.external.empty();
+    if (!uploads_all && !request.checksums.empty()) {
+      check_weights(file, request.checksums);
+    }
     if (on_device) {
       load_on_device(set, file, external, request);
-    } else if (!request.checksums.empty()) {
-      check_weights(file, request.checksums);
     }
   }
   for (size_t i = 0; i < model_info.num_constants; ++i) {
@@ -289,9 +291,6 @@ void Container::load_on_device(
         {{0, model_info.weights_bytes, static_cast<uint8_t*>(set.device_blob.data_ptr())}},
         request.checksums);
     return;
-  }
-  if (!request.checksums.empty()) {
-    check_weights(file, request.checksums);
   }
   std::map<uint64_t, Upload> parts; // constants may share a storage
   for (size_t i = 0; i < model_info.num_constants; ++i) {

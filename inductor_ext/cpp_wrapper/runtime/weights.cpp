@@ -49,6 +49,29 @@ std::string own_path() {
   return info.dli_fname;
 }
 
+std::string beside(const std::string& library) {
+  return library.substr(0, library.rfind(".so")) + ".weights";
+}
+
+// The file beside this library, or the library itself.
+std::string default_path() {
+  const std::string library = own_path();
+  const std::string path = beside(library);
+  return access(path.c_str(), F_OK) == 0 ? path : library;
+}
+
+// The size of the weights that are appended to this library.
+uint64_t appended_bytes(int fd, const std::string& library, uint64_t size) {
+  Footer footer;
+  if (size <= sizeof(footer) ||
+      pread(fd, &footer, sizeof(footer), static_cast<off_t>(size - sizeof(footer))) !=
+          static_cast<ssize_t>(sizeof(footer)) ||
+      std::memcmp(footer.magic, kMagic, sizeof(kMagic)) != 0 || footer.bytes > size - sizeof(footer)) {
+    fail_to_read(beside(library), "there is no such file");
+  }
+  return footer.bytes;
+}
+
 } // namespace
 
 Mapping::Mapping(int fd, const std::string& path, uint64_t offset, uint64_t bytes) {
@@ -94,48 +117,32 @@ WeightsRequest take_weights_request() {
   return request == nullptr ? WeightsRequest() : std::move(*request);
 }
 
-WeightsFile::WeightsFile(const WeightsRequest& request, uint64_t bytes)
-    : path_(request.path), offset_(request.offset), bytes_(request.path.empty() ? bytes : request.bytes) {
-  bool appended = false;
-  if (path_.empty()) {
-    const std::string library = own_path();
-    path_ = library.substr(0, library.rfind(".so")) + ".weights";
-    appended = access(path_.c_str(), F_OK) != 0;
-    path_ = appended ? library : path_;
-  }
-  fd_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd_ < 0) {
-    fail(std::strerror(errno));
-  }
-  try {
-    const uint64_t size = size_of(fd_, path_);
-    Footer footer;
-    if (appended) {
-      if (size <= sizeof(footer) ||
-          pread(fd_, &footer, sizeof(footer), static_cast<off_t>(size - sizeof(footer))) !=
-              static_cast<ssize_t>(sizeof(footer)) ||
-          std::memcmp(footer.magic, kMagic, sizeof(kMagic)) != 0 || footer.bytes > size - sizeof(footer)) {
-        path_ = path_.substr(0, path_.rfind(".so")) + ".weights";
-        fail("there is no such file");
-      }
-      bytes_ = footer.bytes;
-      offset_ = size - sizeof(footer) - footer.bytes;
-    }
-    if (bytes_ != bytes) {
-      fail("they have " + std::to_string(bytes_) + " bytes instead of " + std::to_string(bytes));
-    }
-    if (offset_ > size || bytes_ > size - offset_) {
-      fail("it has " + std::to_string(size) + " bytes, and " + std::to_string(bytes_) +
-           " are needed from " + std::to_string(offset_) + " on");
-    }
-  } catch (...) {
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) {
     close(fd_);
-    throw;
   }
 }
 
-WeightsFile::~WeightsFile() {
-  close(fd_);
+WeightsFile::WeightsFile(const WeightsRequest& request, uint64_t bytes)
+    : path_(request.path.empty() ? default_path() : request.path),
+      offset_(request.offset),
+      bytes_(request.path.empty() ? bytes : request.bytes),
+      file_(open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (file_.get() < 0) {
+    fail(std::strerror(errno));
+  }
+  const uint64_t size = size_of(file_.get(), path_);
+  if (request.path.empty() && path_ == own_path()) {
+    bytes_ = appended_bytes(file_.get(), path_, size);
+    offset_ = size - sizeof(Footer) - bytes_;
+  }
+  if (bytes_ != bytes) {
+    fail("they have " + std::to_string(bytes_) + " bytes instead of " + std::to_string(bytes));
+  }
+  if (offset_ > size || bytes_ > size - offset_) {
+    fail("it has " + std::to_string(size) + " bytes, and " + std::to_string(bytes_) +
+         " are needed from " + std::to_string(offset_) + " on");
+  }
 }
 
 void WeightsFile::fail(const std::string& why) const {
@@ -143,12 +150,12 @@ void WeightsFile::fail(const std::string& why) const {
 }
 
 Mapping WeightsFile::map() const {
-  return Mapping(fd_, path_, offset_, bytes_);
+  return Mapping(file_.get(), path_, offset_, bytes_);
 }
 
 void WeightsFile::read(uint8_t* to, uint64_t offset, uint64_t bytes) const {
   while (bytes > 0) {
-    const ssize_t count = pread(fd_, to, bytes, static_cast<off_t>(offset_ + offset));
+    const ssize_t count = pread(file_.get(), to, bytes, static_cast<off_t>(offset_ + offset));
     if (count < 0 && errno == EINTR) {
       continue;
     }

@@ -42,6 +42,21 @@ WeightsRequest& weights_request();
 // Returns the request of this thread, or an empty one, and forgets it.
 WeightsRequest take_weights_request();
 
+// An open file.
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(const Descriptor&) = delete;
+  ~Descriptor();
+
+  int get() const {
+    return fd_;
+  }
+
+ private:
+  int fd_;
+};
+
 // The open file of a model's weights.
 class WeightsFile {
  public:
@@ -49,7 +64,6 @@ class WeightsFile {
   // object, before the footer that codegen/weights_layout.py writes.
   WeightsFile(const WeightsRequest& request, uint64_t bytes);
   WeightsFile(const WeightsFile&) = delete;
-  ~WeightsFile();
 
   Mapping map() const;
 
@@ -71,7 +85,7 @@ class WeightsFile {
   std::string path_;
   uint64_t offset_ = 0;
   uint64_t bytes_ = 0;
-  int fd_ = -1;
+  Descriptor file_;
 };
 
 } // namespace inductor_ext

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,11 +159,8 @@ def test_threads_and_streams(package: str, net: Net) -> None:
                     wrong.append(f"{seed}: {number}")
 
     torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
     assert wrong == []
 
 

@@ -18,18 +18,15 @@ import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load import package_files
 from inductor_ext.cpp_wrapper.load.model import LoadedModel
-from inductor_ext.cpp_wrapper.package import manifest, zip_reader
-from test.support.loader_models import Plain, changed, check
+from inductor_ext.cpp_wrapper.package import zip_reader
+from test.support.loader_models import Plain, changed, check, find_weights
 
 
 def test_weights_are_mapped_from_the_package(path: str, model: LoadedModel) -> None:
-    with zip_reader.open_package(path) as package:
-        content = manifest.loads(package.read(manifest.PATH), path)
-        place = package.locate(str(content.models["model"].weights))
-    assert place is not None
+    _, offset, _ = find_weights(path)
     mapped = [line.split() for line in pathlib.Path("/proc/self/maps").read_text().splitlines()]
     offsets = [int(line[2], 16) for line in mapped if line[-1] == path]
-    assert place[1] in offsets
+    assert offset in offsets
     assert all(line[1][3] == "p" for line in mapped if line[-1] == path)
 
 
@@ -154,16 +151,11 @@ def test_large_weights_of_earlier_versions_are_verified_by_their_constants(
     earlier.write_bytes(changed(path, without_checksums).getvalue())
     check(inductor_ext.load(earlier), plain)
     damaged = tmp_path / "damaged.pt2"
-    with zip_reader.open_package(earlier) as package:
-        content = manifest.read(package)
-        assert content is not None
-        model = content[0].models["model"]
-        place = package.locate(str(model.weights))
-    assert place is not None
+    model, offset, _ = find_weights(earlier)
     for constant in model.constants:
         for at in (0, constant.bytes - 1):
             data = bytearray(earlier.read_bytes())
-            data[place[1] + (constant.offset or 0) + at] ^= 1
+            data[offset + (constant.offset or 0) + at] ^= 1
             damaged.write_bytes(data)
             with pytest.raises(exc.BadPackageError, match="does not match the manifest"):
                 inductor_ext.load(damaged)

@@ -12,9 +12,8 @@ from torch import nn
 import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load.model import LoadedModel
-from inductor_ext.cpp_wrapper.package import manifest, zip_reader
 from inductor_ext.cpp_wrapper.package.checksums import BLOCK
-from test.support.loader_models import Plain, changed, check
+from test.support.loader_models import Plain, changed, check, find_weights
 
 
 class Stateful(nn.Module):
@@ -121,15 +120,10 @@ class TestStateDict:
     ) -> None:
         damaged = tmp_path / "damaged.pt2"
         for name, is_read in (("first.bias", False), ("scale", True)):
-            with zip_reader.open_package(package) as opened:
-                content = manifest.read(opened)
-                assert content is not None
-                described = content[0].models["model"]
-                place = opened.locate(str(described.weights))
-            assert place is not None
+            described, begin, _ = find_weights(package)
             (offset,) = {item.offset for item in described.constants if item.fqn == name}
             data = bytearray(pathlib.Path(package).read_bytes())
-            data[place[1] + (offset or 0)] ^= 1
+            data[begin + (offset or 0)] ^= 1
             damaged.write_bytes(data)
             if is_read:
                 with pytest.raises(exc.BadPackageError, match="does not match the manifest"):
@@ -184,18 +178,14 @@ def test_damage_in_any_block_is_found(tmp_path: pathlib.Path) -> None:
     program = torch.export.export(Large(), (torch.rand(3),))
     path = tmp_path / "large.pt2"
     inductor_ext.aoti_compile_and_package(program, package_path=path)
-    with zip_reader.open_package(path) as package:
-        content = manifest.read(package)
-        assert content is not None
-        place = package.locate(str(content[0].models["model"].weights))
-    assert place is not None
-    assert place[2] > 3 * BLOCK
+    _, begin, size = find_weights(path)
+    assert size > 3 * BLOCK
     data = bytearray(path.read_bytes())
     damaged = tmp_path / "damaged.pt2"
-    for position in (0, BLOCK - 1, BLOCK, 3 * BLOCK - 1, 3 * BLOCK, place[2] - 1):
-        data[place[1] + position] ^= 1
+    for position in (0, BLOCK - 1, BLOCK, 3 * BLOCK - 1, 3 * BLOCK, size - 1):
+        data[begin + position] ^= 1
         damaged.write_bytes(data)
-        data[place[1] + position] ^= 1
+        data[begin + position] ^= 1
         with pytest.raises(exc.BadPackageError, match="does not match the manifest"):
             inductor_ext.load(damaged)
     damaged.write_bytes(data)

@@ -37,9 +37,9 @@ def expected_checksum(block: bytes) -> int:
     halves = []
     for start in range(0, len(words), 512):
         row = words[start : start + 512]
-        mixed = [word ^ key for word, key in zip(row, KEYS, strict=False)]
-        products = sum((value & 0xFFFFFFFF) * (value >> 32) for value in mixed) & MASK
-        for total in (sum(row) & MASK, products):
+        keyed = [word ^ key for word, key in zip(row, KEYS, strict=False)]
+        mixed = sum((value & 0xFFFFFFFF) * (value >> 32) for value in keyed) & MASK
+        for total in (sum(row) & MASK, mixed):
             halves += [total & 0xFFFFFFFF, total >> 32]
     return sum(half * key for half, key in zip(halves, KEYS[512:], strict=False)) & MASK
 
