@@ -187,13 +187,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--build", type=Path, metavar="PACKAGE", help="compile the package")
     action.add_argument("--run", type=Path, metavar="PACKAGE", help="run it on this GPU")
+    parser.add_argument("--commit", help="commit of the code, if there is no repository")
     parser.add_argument("--json-out", type=Path, default=results.RESULTS, help="folder of results")
     options = parser.parse_args(arguments)
     if options.build:
         seconds = build(options.build)
         print(f"{options.build}: {os.path.getsize(options.build)} bytes, {seconds:.1f} s")
         return 0
-    header = results.collect_header("gpu-targets", results.format_command())
+    header = results.collect_header("gpu-targets", results.format_command(), commit=options.commit)
     rows, is_right = run(options.run)
     document: results.Document = {**header, "rows": rows}
     print(f"written: {results.write(options.json_out, document)}")
