@@ -42,6 +42,8 @@ SUITES: dict[str, Suite] = {
             "aot-build-memory", "benchmarks.aot.build_memory", "memory that 10 GB of weights take"
         ),
         Suite("aot-soak", "benchmarks.aot.soak", "calls while weights and packages change"),
+        Suite("aot-gpu-load", "benchmarks.aot.gpu_load", "loading 5 GB of weights onto a GPU"),
+        Suite("gpu-targets", "benchmarks.aot.gpu_targets", "a package for several GPUs"),
         Suite("compile-time", "benchmarks.compile_time", "compile time with and without the fixes"),
         Suite("kernel-order", "benchmarks.memory.reorder", "what the order of kernels saves"),
         Suite("memory-budget", "benchmarks.memory.budget", "training steps within a budget"),
