@@ -45,6 +45,7 @@ if _typing.TYPE_CHECKING:
     aot_isa: _typing.Literal["auto", "x86-64-v2", "x86-64-v3", "x86-64-v4"]
     aot_self_test: bool
     aot_unit_size: int
+    aot_cross_torch: str | None
     aot_weights_file: str | None
     artifact_cache: bool
     artifact_cache_dir: str | None

@@ -12,20 +12,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import pathlib
 import platform
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.build import cpu_target
+from inductor_ext.cpp_wrapper.build import cpu_target, cross_compile
 from inductor_ext.hooks import context, offline_gpu
 from inductor_ext.hooks.offline_gpu import GpuProperties
 from inductor_ext.settings import Settings
 from inductor_ext.templates.device import KNOWN, Device
-
-_CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-g++"}
-"""Architectures other than x86-64, and the compiler that is needed to compile for them."""
 
 _UNSUPPORTED_OPTIONS = (
     # They give the files of a model a place where those of only one target fit.
@@ -39,6 +36,11 @@ _UNSUPPORTED_GPU_OPTIONS = (
     # The targets are the architectures.
     "aot_inductor.emit_multi_arch_kernel",
     "cuda.arch",
+)
+
+_UNSUPPORTED_CROSS_OPTIONS = (
+    # It packs weights by the libraries of this machine's torch.
+    "freezing",
 )
 
 _GPUS = {
@@ -77,6 +79,16 @@ class Target:
     """The GPU; None for a CPU target."""
 
     @property
+    def machine(self) -> str:
+        """The processor architecture of the code, as in `platform.machine()`."""
+        return cpu_target.machine_of(self.level)
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether the code is for another processor architecture than this machine's."""
+        return cross_compile.is_needed(self.machine)
+
+    @property
     def device_type(self) -> str:
         """The device type that the models run on."""
         return "cpu" if self.gpu is None else "cuda"
@@ -84,11 +96,13 @@ class Target:
     def settings(self) -> dict[str, Any]:
         """Return the settings of the extension for the compile."""
         tuning = {} if self.gpu is None else {"tuning": "compile"}
-        return {"aot_isa": self.level, **tuning}
+        return tuning if self.is_cross else {"aot_isa": self.level, **tuning}
 
     def options(self) -> dict[str, Any]:
         """Return the options of Inductor for the compile."""
         options = cpu_target.target_options(self.level)
+        if self.is_cross:
+            options["cpp.cxx"] = (None, cross_compile.COMPILERS[self.machine])
         if self.gpu is None:
             return options
         # Nothing is benchmarked; stored tuning results and the cost model apply without
@@ -133,6 +147,10 @@ def parse(targets: Sequence[str] | None, cpu_targets: Sequence[str] | None) -> t
         fix = "Pass one name as cpu_targets."
         raise exc.UnsupportedTargetError(target=levels[1], why=why, fix=fix)
     host = levels[0] if levels else _HOST_LEVEL
+    if cross_compile.is_needed(cpu_target.machine_of(host)):
+        why = f"a package for GPUs has host code for {platform.machine()}"
+        fix = "Pass a level of it as cpu_targets, or omit cpu_targets."
+        raise exc.UnsupportedTargetError(target=host, why=why, fix=fix)
     return tuple(Target(name, host, gpu) for name, gpu in gpus.items())
 
 
@@ -152,35 +170,26 @@ def _check_names(argument: str, names: Any) -> list[str]:
 
 def is_cpu_target(name: str) -> bool:
     """Whether a name belongs to `cpu_targets` rather than to `targets`."""
-    return name in cpu_target.SIMD_LENGTHS or name in _CROSS_COMPILERS
+    return name in cpu_target.SIMD_LENGTHS
 
 
 def _parse_levels(names: Sequence[str]) -> list[str]:
     levels = list(cpu_target.SIMD_LENGTHS)
     for name in names:
-        if name in _CROSS_COMPILERS:
-            raise _cross_compile_error(name)
         if name not in levels:
-            raise exc.UnknownTargetError(name=name, known=", ".join((*levels, *_CROSS_COMPILERS)))
-    machine = platform.machine()
-    if names and machine != "x86_64":
-        why = f"it is a level of x86-64, and this machine has the architecture {machine}"
-        fix = "Compile on an x86-64 machine, or omit cpu_targets."
-        raise exc.UnsupportedTargetError(target=names[0], why=why, fix=fix)
+            raise exc.UnknownTargetError(name=name, known=", ".join(levels))
+    here = platform.machine()
+    for name in names:
+        if here != "x86_64":
+            why = f"this machine has the architecture {here}"
+            fix = "Compile on an x86-64 machine, or omit cpu_targets."
+            raise exc.UnsupportedTargetError(target=name, why=why, fix=fix)
+        machine = cpu_target.machine_of(name)
+        if cross_compile.is_needed(machine):
+            missing = cross_compile.find_missing_compiler(machine)
+            if missing is not None:
+                raise exc.UnsupportedTargetError(target=name, why=missing[0], fix=missing[1])
     return [level for level in levels if level in names]
-
-
-def _cross_compile_error(name: str) -> exc.UnsupportedTargetError:
-    compiler = _CROSS_COMPILERS[name]
-    if platform.machine() == name:
-        why, fix = "packages for this architecture have one CPU target", "Omit cpu_targets."
-    elif shutil.which(compiler) is None:
-        why = f"the cross compiler {compiler} is not installed"
-        fix = f"Compile on a machine of the architecture {name}."
-    else:
-        why = f"there is no libtorch for {name} to link with {compiler}"
-        fix = f"Compile on a machine of the architecture {name}."
-    return exc.UnsupportedTargetError(target=name, why=why, fix=fix)
 
 
 def _parse_gpus(names: Sequence[str]) -> dict[str, GpuProperties]:
@@ -242,9 +251,20 @@ def check(
     """
     if not targets:
         return
-    is_gpu = targets[0].gpu is not None
+    for target in targets:
+        _check(target, devices, options, settings)
+
+
+def _check(
+    target: Target, devices: Collection[str], options: Mapping[str, Any], settings: Settings
+) -> None:
+    is_gpu = target.gpu is not None
     allowed = {"cpu", "cuda"} if is_gpu else {"cpu"}
-    unsupported = (*_UNSUPPORTED_OPTIONS, *(_UNSUPPORTED_GPU_OPTIONS if is_gpu else ()))
+    unsupported = (
+        *_UNSUPPORTED_OPTIONS,
+        *(_UNSUPPORTED_GPU_OPTIONS if is_gpu else ()),
+        *(_UNSUPPORTED_CROSS_OPTIONS if target.is_cross else ()),
+    )
     if not settings.enabled:
         why, fix = "the extension is disabled", "Set the setting enabled to True."
     elif others := sorted({*devices} - allowed):
@@ -255,15 +275,26 @@ def check(
     elif is_gpu and settings.aot_self_test:
         why = "a self test is recorded on the device of the program (setting aot_self_test)"
         fix = "Unset the setting."
-    elif is_gpu and (missing := _find_missing_tool()) is not None:
+    elif (missing := _find_missing(target, settings)) is not None:
         why, fix = missing
     else:
         return
-    raise exc.UnsupportedTargetError(target=targets[0].name, why=why, fix=fix)
+    raise exc.UnsupportedTargetError(target=target.name, why=why, fix=fix)
 
 
-def _find_missing_tool() -> tuple[str, str] | None:
-    """Return what a compile for a GPU lacks on this machine, and the remedy; None if nothing."""
+def _find_missing(target: Target, settings: Settings) -> tuple[str, str] | None:
+    """Return what a compile for a target lacks on this machine, and the remedy; None if nothing."""
+    import torch
+
+    if target.gpu is not None:
+        return _find_missing_gpu_tool()
+    if target.is_cross:
+        folder = settings.aot_cross_torch
+        return cross_compile.find_missing_torch(target.machine, folder, torch.__version__)
+    return None
+
+
+def _find_missing_gpu_tool() -> tuple[str, str] | None:
     import torch
 
     from inductor_ext.toolchain.probes import cuda
@@ -292,6 +323,8 @@ def cache_key(targets: Sequence[Target], settings: Settings) -> tuple[str, ...]:
     from inductor_ext.autotune import results_db
 
     names = [f"{target.name}:{target.level}" for target in targets]
+    if settings.aot_cross_torch is not None:
+        names.append(str(cross_compile.read_version(pathlib.Path(settings.aot_cross_torch))))
     if targets[0].gpu is not None:
         names.append(results_db.open_database(settings).generation(tuning=False))
     return tuple(names)

@@ -245,6 +245,13 @@ class Settings:
         "package. It records its requirements; loading it on a machine that does not meet them "
         "raises an error.",
     )
+    aot_cross_torch: str | None = _setting(
+        None,
+        "Folder of torch for another processor architecture, with which AOT packages for it are "
+        'compiled (`cpu_targets=["aarch64"]`): the folder `torch` of an unpacked wheel of the same '
+        "release of torch.",
+        in_cache_key=False,
+    )
     aot_weights_file: str | None = _setting(
         None,
         "Path of a file for the weights of AOT packages, which are then not stored in the "

@@ -73,6 +73,8 @@ class Artifact:
     device_type: str
     features: tuple[str, ...]
     """CPU features that the code needs."""
+    machine: str
+    """Processor architecture that the code is for, such as "x86_64"."""
     torch_functions: Mapping[str, str] | None = None
     """The result of `torch_functions.find`; None without a shared object."""
     cuda_architectures: tuple[str, ...] = ()
@@ -192,6 +194,7 @@ class ArtifactBuilder:
             **config.aot_inductor.metadata,
             "AOTI_DEVICE_KEY": self.device_type,
             **codecache.get_device_information(self.device_type),
+            "AOTI_MACHINE": self.tools.machine,
         }
         for source, _ in self.sources.values():
             path = f"{source.removesuffix('.cpp')}_metadata.json"
@@ -288,7 +291,7 @@ class ArtifactBuilder:
             if self.has_weights and not config.aot_inductor.package:
                 weights_layout.append(library, self.constants, self.plan)
             if self.collected is not None:
-                self.torch_functions = torch_functions.find(library, tools.program)
+                self.torch_functions = torch_functions.find(library, tools.program, tools.headers)
             os.replace(library, shared_object)
             if os.path.exists(f"{library}.debug"):
                 os.replace(f"{library}.debug", f"{shared_object}.debug")
@@ -366,6 +369,7 @@ class ArtifactBuilder:
                     mutates_inputs=bool(graph.mutated_inputs),
                     device_type=self.device_type,
                     features=self.tools.target.features,
+                    machine=self.tools.machine,
                     torch_functions=self.torch_functions,
                     cuda_architectures=gpu_code.cuda_architectures(
                         graph, self.device_type, self.metadata

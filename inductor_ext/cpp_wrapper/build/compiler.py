@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from inductor_ext import _compat, settings
-from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target
+from inductor_ext.cpp_wrapper.build import cmake_project, cpu_target, cross_compile
 from inductor_ext.cpp_wrapper.build.commands import run, run_all
 from inductor_ext.cpp_wrapper.cache import cache
 from inductor_ext.hooks import context
@@ -101,6 +101,12 @@ class Compiler:
             "link": CppTorchDeviceOptions(**common),
         }
         self.program = shlex.split(self._options["wrapper"].get_compiler())
+        self.machine = cpu_target.machine_of(context.current().cpu_level)
+        self.torch_folder = _compat.torch_folder()
+        if cross_compile.is_needed(self.machine):
+            assert values.aot_cross_torch is not None  # `targets.check` requires it
+            self.torch_folder = pathlib.Path(values.aot_cross_torch)
+        self.headers = self.torch_folder / "include"
         debug = config.aot_inductor.debug_compile or config.aot_inductor.debug_symbols
         self.keeps_debug_info = bool(debug or values.aot_debug_info)
 
@@ -108,14 +114,22 @@ class Compiler:
 
     def compile_flags(self, purpose: Purpose) -> list[str]:
         """Return the flags that compile a unit to an object."""
-        folders = [str(RUNTIME), *filter(None, self._options[purpose].get_include_dirs())]
+        folders = [str(RUNTIME), *self._folders(self._options[purpose].get_include_dirs())]
         return [
             *(f"-D{name}" for name in self._definitions(purpose)),
             *self._code_flags(purpose),
             *(f"-I{folder}" for folder in folders),
             *(("-idirafter", str(_CUDA_INCLUDE)) if context.current().target_gpu else ()),
-            *_shortened_paths(),
+            # The paths in messages of errors would otherwise differ between machines, and tell
+            # where a package was built.
+            _shorten(str(self.torch_folder), "torch"),
+            _shorten(str(RUNTIME), "inductor_ext"),
         ]
+
+    def _folders(self, folders: Sequence[str]) -> list[str]:
+        if self.torch_folder != _compat.torch_folder():
+            return cross_compile.move_folders(folders, self.torch_folder)
+        return [folder for folder in folders if folder]
 
     def _definitions(self, purpose: Purpose) -> list[str]:
         names = (name.strip() for name in self._options[purpose].get_definitions())
@@ -146,7 +160,7 @@ class Compiler:
             output,
             *_with_dashes(options.get_ldflags()),
             *(f"-l{library}" for library in options.get_libraries()),
-            *(f"-L{folder}" for folder in options.get_libraries_dirs()),
+            *(f"-L{folder}" for folder in self._folders(options.get_libraries_dirs())),
             *(flag for flag in _split(options.get_passthrough_args()) if not flag.startswith("-m")),
         ]
 
@@ -155,7 +169,7 @@ class Compiler:
         return self._identify(self.compile_flags(purpose), self._versions())
 
     def _identify(self, flags: Sequence[str], versions: Sequence[str]) -> str:
-        return _digest([*self.program, *versions, str(_compat.torch_folder()), *flags])
+        return _digest([*self.program, *versions, str(self.torch_folder), *flags])
 
     def library_identity(self) -> str:
         """Return a hex digest of everything but the sources that a library's content depends on.
@@ -427,14 +441,6 @@ def build_cached(
     with tempfile.TemporaryDirectory(prefix="inductor_ext-") as temporary:
         build(pathlib.Path(temporary))
         yield pathlib.Path(temporary)
-
-
-def _shortened_paths() -> list[str]:
-    """Return flags that shorten the paths in messages of errors.
-
-    They would otherwise differ between machines, and tell where a package was built.
-    """
-    return [_shorten(str(_compat.torch_folder()), "torch"), _shorten(str(RUNTIME), "inductor_ext")]
 
 
 def _shorten(folder: str, name: str) -> str:

@@ -21,7 +21,7 @@ LEVELS: dict[str, frozenset[str]] = {
     "x86-64-v2": frozenset(_V2),
     "x86-64-v3": frozenset(_V2 + _V3),
     "x86-64-v4": frozenset(_V2 + _V3 + _V4),
-    "armv8-a": frozenset({"asimd", "fp"}),
+    "aarch64": frozenset({"asimd"}),
 }
 """The features of each baseline of the x86-64 psABI or of Arm."""
 

@@ -7,7 +7,8 @@ runs. The setting `aot_isa` selects the level. By default it is this machine's h
 instruction scheduling is tuned for this machine, as in Inductor.
 
 A named target (`targets`) is compiled with the vector ISA of its level only, so that every machine
-builds the same code, also for CPUs with features that it lacks. Nothing of it is run.
+builds the same code, also for CPUs with features that it lacks. Nothing of it is run. Its level can
+be another architecture (see `cross_compile`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,17 @@ import platform
 from typing import Any
 
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.build import cpu_isa
+from inductor_ext.cpp_wrapper.build import cpu_isa, cross_compile
+from inductor_ext.hooks import context
 
-SIMD_LENGTHS: dict[str, int] = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
-"""The maximum vector width, in bits, that Inductor may use for a level; 1: no vectors."""
+SIMD_LENGTHS: dict[str, int] = {
+    "x86-64-v2": 1,
+    "x86-64-v3": 256,
+    "x86-64-v4": 512,
+    "aarch64": 128,
+}
+"""The maximum vector width, in bits, that Inductor may use for a level; 1: no vectors. "aarch64" is
+the baseline of 64-bit Arm, with Neon."""
 
 FURTHER_FEATURES = (
     "avx512vnni",
@@ -51,9 +59,12 @@ def of(vector_flags: str, machine: str, features: frozenset[str], tune: str = "n
         vector_flags: Inductor's compiler flags for its vector ISA, such as "-mavx2 -mfma".
         machine: architecture, as in `platform.machine()`.
         features: the features of this machine's CPU.
-        tune: the CPU whose instruction scheduling is assumed on x86-64, as in -mtune.
+        tune: the CPU whose instruction scheduling is assumed, as in -mtune. "generic" on aarch64
+            also means that only the baseline is used.
     """
     flags = tuple(vector_flags.split())
+    if machine == "aarch64" and tune != "native":
+        return Target((*flags, "-march=armv8-a"), tuple(sorted(cpu_isa.features_of(machine))))
     if machine != "x86_64":
         # Arm's levels do not rank what kernels use; torch compiles for the current machine.
         kernel_features = features & {"asimd", "sve", "bf16", "i8mm"} if flags else frozenset[str]()
@@ -119,12 +130,21 @@ def vector_isas(level: str) -> list[Any]:
     }
     avx2: Any = type("AVX2", (cpu_vec_isa.VecAVX2,), common)
     avx512: Any = type("AVX512", (cpu_vec_isa.VecAVX512,), {**common, **plain})
+    neon: Any = type("NEON", (cpu_vec_isa.VecNEON,), common)
     isas: dict[str, list[Any]] = {
         "x86-64-v2": [],
         "x86-64-v3": [avx2()],
         "x86-64-v4": [avx512(), avx2()],
+        "aarch64": [neon()],
     }
     return isas[level]
+
+
+def machine_of(level: str | None) -> str:
+    """Return the architecture of a level, as in `platform.machine()`; of this machine for None."""
+    if level is None:
+        return platform.machine()
+    return "x86_64" if level.startswith("x86-64") else level
 
 
 def current(level: str = "auto") -> Target:
@@ -137,5 +157,8 @@ def current(level: str = "auto") -> Target:
 
     isa = cpu_vec_isa.pick_vec_isa()
     flags = "" if isa == cpu_vec_isa.invalid_vec_isa else isa.build_arch_flags()
+    machine = machine_of(context.current().cpu_level)
+    if cross_compile.is_needed(machine):
+        return of(flags, machine, frozenset(), "generic")
     features = cpu_isa.machine_features() or frozenset()
-    return of(flags, platform.machine(), features, "native" if level == "auto" else "generic")
+    return of(flags, machine, features, "native" if level == "auto" else "generic")

@@ -37,7 +37,9 @@ _MACRO = re.compile(r"\b[A-Z][A-Z0-9_]{3,}\b")
 """A macro in front of a declaration, such as AOTI_TORCH_EXPORT."""
 
 
-def find(library: str, compiler: Sequence[str]) -> dict[str, str] | None:
+def find(
+    library: str, compiler: Sequence[str], include: pathlib.Path | None = None
+) -> dict[str, str] | None:
     """Return the functions of torch that a shared library calls, with their declarations, by name.
 
     A declaration is empty if the C headers of this torch do not have it. That is a function of
@@ -46,6 +48,8 @@ def find(library: str, compiler: Sequence[str]) -> dict[str, str] | None:
     Args:
         library: path of the shared library.
         compiler: command of the C++ compiler, which knows the tool that lists symbols.
+        include: folder of the headers that the library was compiled with. Default: None, those of
+            the installed torch.
 
     Returns:
         The declarations by name; None if the symbols cannot be listed.
@@ -57,15 +61,17 @@ def find(library: str, compiler: Sequence[str]) -> dict[str, str] | None:
         return None
     torch_libraries = ctypes.CDLL(torch._C.__file__)
     system = [handle for name in _SYSTEM_LIBRARIES if (handle := _open(name)) is not None]
-    imported = [
+    others = sorted(
         name
-        for name in sorted(names)
-        if not _CUDA.match(name)
-        and not any(hasattr(handle, name) for handle in system)
-        and hasattr(torch_libraries, name)
-    ]
-    declared = read_declarations(_compat.torch_folder() / "include", imported)
-    return {name: declared.get(name, "") for name in imported}
+        for name in names
+        if not _CUDA.match(name) and not any(hasattr(handle, name) for handle in system)
+    )
+    declared = read_declarations(include or _compat.torch_folder() / "include", others)
+    return {
+        name: declared.get(name, "")
+        for name in others
+        if name in declared or hasattr(torch_libraries, name)
+    }
 
 
 def _open(name: str) -> ctypes.CDLL | None:

@@ -108,6 +108,7 @@ class Variant:
     library: str
     kernels: tuple[Kernel, ...] = ()
     cpu_features: tuple[str, ...] = ()
+    machine: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
     torch_functions: Mapping[str, str] | None = dataclasses.field(
         default=None, metadata={OPTIONAL: True}
     )
@@ -147,6 +148,8 @@ class Model:
     kernels: tuple[Kernel, ...] = ()
     cpu_features: tuple[str, ...] = ()
     """Required CPU features, by the names of `build.cpu_isa`."""
+    machine: str | None = dataclasses.field(default=None, metadata={OPTIONAL: True})
+    """Processor architecture, if it is not that of the package's platform."""
     torch_functions: Mapping[str, str] | None = dataclasses.field(
         default=None, metadata={OPTIONAL: True}
     )
@@ -185,7 +188,8 @@ class Manifest:
     """Versions it was compiled with, by "torch", "cuda", "triton", "compiler", "inductor_ext" and
     "source_key"."""
     platform: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Platform it runs on: "system" (`sys.platform`) and "machine" (`platform.machine()`)."""
+    """Platform it runs on: "system" (`sys.platform`) and "machine" (`platform.machine()`). Targets
+    of a model can be for other machines."""
     provenance: _Json = dataclasses.field(default_factory=dict)
     """Free-form information about the origin, added by the caller."""
     more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})

@@ -1,9 +1,9 @@
 """The choice between the targets that a model was compiled for.
 
 A package contains a model once per target (`manifest.Variant`), with one copy of its constants.
-`choose` selects the one for a machine: on CPUs that with the most features of those whose features
-the CPU has, on GPUs machine code for the device, else for an earlier one of the same generation,
-else PTX, which the driver compiles. It runs nothing and reads no file.
+`choose` selects the one for a machine: on CPUs that with the most features of those for its
+architecture whose features the CPU has, on GPUs machine code for the device, else for an earlier
+one of the same generation, else PTX, which the driver compiles. It runs nothing and reads no file.
 """
 
 from __future__ import annotations
@@ -39,17 +39,28 @@ def choose(content: Manifest, name: str, machine: Machine, path: str) -> Manifes
         exc.IncompatibleArtifactError: no target fits; the message names all of them.
     """
     model = content.models[name]
-    if not model.variants or content.platform.get("machine", machine.machine) != machine.machine:
+    package_machine = content.platform.get("machine", machine.machine)
+    if not model.variants:
         return content
     if model.device == "cuda" and machine.capability is None:
         return content
-    models = candidates(model)
+    models = [
+        candidate
+        for candidate in candidates(model)
+        if (candidate.machine or package_machine) == machine.machine
+    ]
+    if not models:
+        return content  # no target is for this architecture
     ranks = [_rank(candidate, machine) for candidate in models]
     best = max((rank for rank in ranks if rank is not None), default=None)
     if best is None:
-        raise _make_error(models, machine, path)
+        raise _make_error(candidates(model), models, machine, path)
     chosen = models[ranks.index(best)]
-    return dataclasses.replace(content, models={**content.models, name: chosen})
+    return dataclasses.replace(
+        content,
+        models={**content.models, name: chosen},
+        platform={**content.platform, "machine": machine.machine},
+    )
 
 
 def _rank(model: Model, machine: Machine) -> _Rank | None:
@@ -62,8 +73,11 @@ def _rank(model: Model, machine: Machine) -> _Rank | None:
     return (len(needed),) if needed <= machine.cpu_features else None
 
 
-def _make_error(models: Sequence[Model], machine: Machine, path: str) -> Exception:
-    targets = ", ".join(str(model.target) for model in models)
+def _make_error(
+    candidates: Sequence[Model], models: Sequence[Model], machine: Machine, path: str
+) -> Exception:
+    """Return the error for a machine that fits none of `models`, which are for its architecture."""
+    targets = ", ".join(str(model.target) for model in candidates)
     if models[0].device == "cuda":
         here = "the device is sm_{}{}".format(*(machine.capability or ()))
     else:

@@ -15,7 +15,6 @@ import functools
 import hashlib
 import itertools
 import os
-import platform
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,7 +93,7 @@ def write_package(
         models=models,
         files=_describe_files(writer, models, checksums),
         versions=_list_versions(compiler),
-        platform={"system": sys.platform, "machine": platform.machine()},
+        platform={"system": sys.platform, "machine": next(iter(artifacts.values())).machine},
     )
     writer.add(manifest.PATH, manifest.dumps(content))
     writer.finish()
@@ -253,7 +252,7 @@ def _describe_targets(
     return dataclasses.replace(
         _describe_model(name, base, program, outside),
         target=base.target,
-        variants=tuple(_describe_variant(name, build) for build in others),
+        variants=tuple(_describe_variant(name, build, artifact.machine) for build in others),
     )
 
 
@@ -280,12 +279,16 @@ def _describe_model(
     )
 
 
-def _describe_variant(name: str, build: Build) -> manifest.Variant:
+def _describe_variant(name: str, build: Build, machine: str) -> manifest.Variant:
+    """Return the entry of a further target; `machine` is that of the package's platform."""
     assert build.target is not None
+    artifact = build.artifacts[name]
     folder = manifest.variant_folder(build.target, name)
-    file = os.path.basename(str(build.artifacts[name].shared_object))
     return manifest.Variant(
-        target=build.target, library=f"{folder}/{file}", **_describe_code(name, build)
+        target=build.target,
+        library=f"{folder}/{os.path.basename(str(artifact.shared_object))}",
+        machine=artifact.machine if artifact.machine != machine else None,
+        **_describe_code(name, build),
     )
 
 

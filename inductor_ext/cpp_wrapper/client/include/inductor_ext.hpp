@@ -277,7 +277,7 @@ inline Model load(const std::string& path, const Options& options) {
             "model without aot_inductor.package_cpp_only.");
   }
   const int index = detail::parse_device(options.device, model);
-  detail::choose_target(model, index);
+  detail::choose_target(state->manifest, model, index);
   detail::check_machine(state->manifest, model, state->path, index);
   if (options.verify) {
     detail::check_seal(package, state->manifest);

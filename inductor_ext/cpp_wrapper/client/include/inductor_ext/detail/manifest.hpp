@@ -48,6 +48,7 @@ using IndexInputs = std::map<std::string, std::map<std::string, std::string>>;
 struct CodeRecord {
   std::string target; // "x86-64-v3", "sm_90", "ptx"; empty if none was named
   std::optional<std::string> library;
+  std::optional<std::string> machine; // processor architecture, if it is not that of the package
   // By kernel: the input that an index comes from, by the message of the check that failed.
   IndexInputs index_inputs;
   std::vector<std::string> cpu_features;
@@ -179,6 +180,7 @@ class ManifestReader {
   static void read_code(CodeRecord& code, const Json& json, const std::string& where) {
     code.target = json["target"].as_optional_string(where + ".target").value_or("");
     code.library = json["library"].as_optional_string(where + ".library");
+    code.machine = json["machine"].as_optional_string(where + ".machine");
     for (const Json& kernel : json["kernels"].array) {
       for (const auto& [message, input] : kernel["index_inputs"].object) {
         code.index_inputs[kernel["name"].string][message] = input.string;
@@ -408,18 +410,35 @@ inline int cpu_level() {
 #endif
 }
 
+// The processor architecture of this machine, such as "x86_64".
+inline std::string current_machine() {
+  utsname names{};
+  uname(&names);
+  return names.machine;
+}
+
+// The processor architecture that code is for, if it is known.
+inline std::optional<std::string> machine_of(const Manifest& manifest, const CodeRecord& code) {
+  return code.machine ? code.machine : manifest.machine;
+}
+
 // Replaces the code of a model by that for the target that fits this machine best, if it has several.
 // The first one remains if none fits; `check_machine` and the library say why.
-inline void choose_target(ModelRecord& model, int device_index) {
+inline void choose_target(const Manifest& manifest, ModelRecord& model, int device_index) {
   std::optional<std::array<int, 4>> best;
   const CodeRecord* chosen = nullptr;
+  const std::string here = current_machine();
   const auto consider = [&](const CodeRecord& code) {
     std::optional<std::array<int, 4>> rank;
+    if (machine_of(manifest, code).value_or(here) != here) {
+      return;
+    }
     if (model.device == "cuda") {
       const std::optional<CudaCapability> device = Cuda::get().capability(device_index);
       rank = device ? rank_architectures(code.cuda_architectures, *device) : std::nullopt;
     } else {
-      const std::map<std::string, int> levels{{"x86-64-v2", 2}, {"x86-64-v3", 3}, {"x86-64-v4", 4}};
+      const std::map<std::string, int> levels{
+          {"x86-64-v2", 2}, {"x86-64-v3", 3}, {"x86-64-v4", 4}, {"aarch64", 0}};
       const auto level = levels.find(code.target);
       if (level != levels.end() && level->second <= cpu_level()) {
         rank = std::array<int, 4>{level->second, 0, 0, 0};
@@ -450,13 +469,12 @@ inline void check_machine(
     const std::string& path,
     int device_index) {
   std::vector<std::string> reasons;
-  utsname names{};
-  uname(&names);
   if (manifest.system && *manifest.system != "linux") {
     reasons.push_back("it was compiled for " + *manifest.system + ", and this is linux");
   }
-  if (manifest.machine && *manifest.machine != names.machine) {
-    reasons.push_back("it was compiled for " + *manifest.machine + ", and this is " + names.machine);
+  const std::string machine = machine_of(manifest, model).value_or(current_machine());
+  if (machine != current_machine()) {
+    reasons.push_back("it was compiled for " + machine + ", and this is " + current_machine());
   }
   std::string remedy = "Compile it again for this machine, or load it on a machine that meets its requirements.";
   const std::string here = TORCH_VERSION;
