@@ -338,7 +338,7 @@ def _build(
         Build(
             target=target.name if target is not None else None,
             artifacts=artifacts,
-            options={**patches, **settings.non_default()},
+            options={**patches, **settings.non_default(only_of_code=True)},
             memory=memory,
         ),
         files,

@@ -70,7 +70,7 @@ def test_ptx_needs_no_more_than_the_smallest_gpu() -> None:
         (["sm_90"], ["x86-64-v2", "x86-64-v3"], exc.UnsupportedTargetError, "one CPU level"),
         ("sm_90", None, exc.BadArgumentError, "a list of one or more names"),
         ([], None, exc.BadArgumentError, "a list of one or more names"),
-        (None, ["aarch64"], exc.UnsupportedTargetError, "aarch64"),
+        (["sm_90"], ["x86-64-v9"], exc.UnknownTargetError, "x86-64-v4, aarch64"),
     ],
 )
 def test_bad_names(gpus: Any, levels: Any, error: type[Exception], why: str) -> None:

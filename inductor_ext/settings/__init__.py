@@ -247,9 +247,8 @@ class Settings:
     )
     aot_cross_torch: str | None = _setting(
         None,
-        "Folder of torch for another processor architecture, with which AOT packages for it are "
-        'compiled (`cpu_targets=["aarch64"]`): the folder `torch` of an unpacked wheel of the same '
-        "release of torch.",
+        'Folder of torch for the processor architecture in `cpu_targets=["aarch64"]`: the folder '
+        "`torch` of an unpacked wheel of the same release.",
         in_cache_key=False,
     )
     aot_weights_file: str | None = _setting(
@@ -366,12 +365,13 @@ class Settings:
         ]
         return hashlib.sha256(repr(items).encode()).hexdigest()[:16]
 
-    def non_default(self) -> dict[str, Any]:
-        """Return the settings whose value differs from the declared default."""
+    def non_default(self, *, only_of_code: bool = False) -> dict[str, Any]:
+        """Return the settings with another value than the default, on request only of the code."""
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
+            and (field.metadata["in_cache_key"] or not only_of_code)
         }
 
 

@@ -9,7 +9,9 @@ that shares no code with the compiled checks decides which calls are valid. Then
 - a valid call gives the eager model's result;
 - an invalid one raises `exc.InputMismatchError`, and nothing else happens.
 
-    python -m test.fuzz.aot_inputs --calls N --seed S [--models NAME ...]
+    python -m test.fuzz.aot_inputs --calls N --seed S [--models NAME ...] [--targets]
+
+With `--targets`, the models are compiled for each CPU target that this machine can run.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+import platform
 import random
 import sys
 import tempfile
@@ -29,6 +32,7 @@ from torch.utils import _pytree as pytree
 
 import inductor_ext
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper.build import cpu_isa, cpu_target
 from inductor_ext.cpp_wrapper.signature import expression
 from inductor_ext.cpp_wrapper.signature.signature import (
     ConstantInput,
@@ -110,13 +114,19 @@ class Example:
     call: Callable[[], Call]
     shapes: Callable[[], dict[str, Any]]
 
-    def compile(self, folder: pathlib.Path) -> tuple[torch.nn.Module, Any]:
-        """The eager model and its loaded artifact."""
+    def compile(
+        self, folder: pathlib.Path, target: str | None = None
+    ) -> tuple[torch.nn.Module, Any]:
+        """The eager model and its loaded artifact, for this machine or a named CPU target."""
         torch.manual_seed(0)
         model = self.model().eval()
         args, kwargs = self.call()
         program = torch.export.export(model, args, kwargs, dynamic_shapes=self.shapes())
-        path = inductor_ext.aoti_compile_and_package(program, package_path=folder / "model.pt2")
+        path = inductor_ext.aoti_compile_and_package(
+            program,
+            package_path=folder / "model.pt2",
+            cpu_targets=None if target is None else [target],
+        )
         return model, inductor_ext.load(str(path))
 
 
@@ -363,6 +373,16 @@ def _problem(model: torch.nn.Module, loaded: Any, call: Call, right: bool) -> st
     return ""
 
 
+def list_targets() -> list[str | None]:
+    """The CPU targets that this machine can run."""
+    return [
+        level
+        for level in cpu_target.SIMD_LENGTHS
+        if cpu_target.machine_of(level) == platform.machine()
+        and not cpu_isa.missing(cpu_isa.features_of(level))
+    ]
+
+
 def _shown(leaves: Sequence[Any]) -> str:
     return "\n".join(
         f"  {leaf.dtype} {tuple(leaf.shape)} {leaf.layout} {leaf.device}"
@@ -380,14 +400,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calls", type=int, default=1000, help="of all models together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", nargs="+", choices=sorted(EXAMPLES), default=sorted(EXAMPLES))
+    parser.add_argument("--targets", action="store_true", help="compile for named CPU targets")
     options = parser.parse_args(arguments)
     failures: list[str] = []
-    for name in options.models:
+    targets = list_targets() if options.targets else [None]
+    runs = [(name, target) for name in options.models for target in targets]
+    for name, target in runs:
         with tempfile.TemporaryDirectory() as folder:
-            model, loaded = EXAMPLES[name].compile(pathlib.Path(folder))
-            tally = run(model, loaded, options.calls // len(options.models), options.seed)
-        print(f"{name}: {tally.right} right and {tally.wrong} wrong calls, ", end="")
-        print(f"{len(tally.failures)} failures")
+            model, loaded = EXAMPLES[name].compile(pathlib.Path(folder), target)
+            tally = run(model, loaded, options.calls // len(runs), options.seed)
+        print(f"{name}{f' for {target}' if target else ''}: ", end="")
+        print(f"{tally.right} right and {tally.wrong} wrong calls, {len(tally.failures)} failures")
         failures += tally.failures
     print("\n".join(failures[:10]))
     return int(bool(failures))

@@ -22,12 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import events, settings
-from inductor_ext.cpp_wrapper.build import (
-    cmake_project,
-    compiler,
-    gpu_code,
-    torch_functions,
-)
+from inductor_ext.cpp_wrapper.build import cmake_project, compiler, gpu_code, torch_functions
 from inductor_ext.cpp_wrapper.codegen import (
     extern_nodes,
     index_inputs,

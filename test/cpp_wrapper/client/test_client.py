@@ -304,16 +304,22 @@ class TestResults:
         assert error == "6: input 'x': dimension 1 is 7, but the model takes 8."
 
     @pytest.mark.gpu
-    def test_on_a_gpu(self, driver: Driver, net: Net, tmp_path: pathlib.Path) -> None:
+    @pytest.mark.parametrize("targets", [None, ["sm_80", "sm_90", "sm_100", "ptx"]])
+    def test_on_gpus(
+        self, driver: Driver, net: Net, targets: list[str] | None, tmp_path: pathlib.Path
+    ) -> None:
         model = net.cuda()
         x = torch.randn(3, 8, device="cuda")
         package = tmp_path / "model.pt2"
         program = torch.export.export(model, (x,))
-        inductor_ext.aoti_compile_and_package(program, package_path=package)
+        inductor_ext.aoti_compile_and_package(program, package_path=package, targets=targets)
         expected = model(x)
         net.cpu()
-        results = driver.call(package, [x], tmp_path, device="cuda:0")
-        torch.testing.assert_close(tuple(results), expected)
+        for index in range(torch.cuda.device_count()):
+            device = f"cuda:{index}"
+            results = driver.call(package, [x.to(device)], tmp_path, device=device)
+            assert {result.device for result in results} == {torch.device(device)}
+            torch.testing.assert_close(tuple(result.to(x.device) for result in results), expected)
 
 
 class TestSelfTest:

@@ -22,7 +22,7 @@ from torch.export import Dim
 import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import manifest, zip_format, zip_reader, zip_writer
-from test.fuzz import aot_packages
+from test.fuzz import aot_packages, replaced_packages
 from test.support.loader_models import Plain, X, changed, check
 
 
@@ -312,6 +312,18 @@ def test_a_gpu_model_keeps_its_kernels_until_deleted(
         del model
         gc.collect()
         assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("targets", [None, aot_packages.TARGETS])
+def test_packages_that_are_replaced_meanwhile(
+    targets: Sequence[str] | None, tmp_path: pathlib.Path
+) -> None:
+    """See `test.fuzz.replaced_packages`, whose command line runs more cases."""
+    replaced_packages.make_packages(tmp_path, targets)
+    outcomes = list(replaced_packages.run_cases(tmp_path, 0, range(120)))
+    assert [outcome for outcome in outcomes if not replaced_packages.is_good(outcome[2])] == []
+    assert {outcome.split(":")[0] for _, _, outcome in outcomes} == {"right", "refused"}
 
 
 @pytest.mark.slow

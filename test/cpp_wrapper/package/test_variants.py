@@ -11,7 +11,7 @@ import pytest
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
 from inductor_ext.cpp_wrapper.package import manifest, variants
-from inductor_ext.cpp_wrapper.package.machine import Machine
+from inductor_ext.cpp_wrapper.package.machine import Machine, check_machine
 
 FILE = manifest.File(bytes=100, sha256="a" * 64)
 BASE = "data/aotinductor/model/a.wrapper.so"
@@ -144,8 +144,54 @@ def test_other_misfits_are_left_to_the_check(
     chosen(content, **changes)
 
 
-def test_the_manifest_is_read_as_written() -> None:
-    assert manifest.loads(manifest.dumps(CUDA), "net.pt2") == CUDA
+def add_machine(content: manifest.Manifest, target: str, machine: str) -> manifest.Manifest:
+    """Return the manifest with a further target, for another processor architecture."""
+    model = content.models["model"]
+    variant = manifest.Variant(
+        target=target, library=library(target), machine=machine, cpu_features=("asimd",)
+    )
+    model = dataclasses.replace(model, variants=(*model.variants, variant))
+    files = {**content.files, library(target): FILE}
+    return dataclasses.replace(content, models={"model": model}, files=files)
+
+
+MIXED = add_machine(CPU, "aarch64", "aarch64")
+
+
+@pytest.mark.parametrize(
+    ("changes", "target"),
+    [
+        ({}, "x86-64-v4"),
+        ({"machine": "aarch64", "cpu_features": frozenset({"asimd", "sve"})}, "aarch64"),
+        ({"machine": "aarch64", "cpu_features": None}, "aarch64"),
+        ({"machine": "riscv64", "cpu_features": None}, "x86-64-v2"),
+    ],
+)
+def test_only_targets_for_the_architecture_are_chosen(changes: dict[str, Any], target: str) -> None:
+    machine = dataclasses.replace(MACHINE, **changes)
+    content = variants.choose(MIXED, "model", machine, "net.pt2")
+    model = content.models["model"]
+    assert model.target == target
+    if target == "aarch64":
+        assert content.platform == {"system": "linux", "machine": "aarch64"}
+        check_machine(content, model, machine, "net.pt2")
+    elif machine.machine == "riscv64":
+        with pytest.raises(exc.IncompatibleArtifactError, match="for x86_64, and this is riscv64"):
+            check_machine(content, model, machine, "net.pt2")
+
+
+def test_the_error_names_the_targets_for_all_architectures() -> None:
+    with pytest.raises(exc.IncompatibleArtifactError) as error:
+        chosen(MIXED, machine="aarch64", cpu_features=frozenset())
+    assert error.value.fields["why"] == (
+        "it was compiled for the targets x86-64-v2, x86-64-v3, x86-64-v4, aarch64, and this CPU "
+        "lacks asimd"
+    )
+
+
+@pytest.mark.parametrize("content", [CUDA, MIXED])
+def test_the_manifest_is_read_as_written(content: manifest.Manifest) -> None:
+    assert manifest.loads(manifest.dumps(content), "net.pt2") == content
 
 
 @pytest.mark.parametrize(
