@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from inductor_ext import _compat, events
@@ -40,9 +40,16 @@ from inductor_ext.settings import Settings
 
 
 @contextlib.contextmanager
-def check_against(signature: Signature | None) -> Iterator[None]:
-    """Make models check inputs against `signature`; None derives the signature from the graph."""
-    with context.enter(signature=signature):
+def check_against(
+    signature: Signature | None, names: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Make models check inputs against `signature`; None derives the signature from the graph.
+
+    Args:
+        signature: with symbols as the names of dynamic sizes.
+        names: names of dynamic sizes by symbol, besides those of the program. Default: None.
+    """
+    with context.enter(signature=signature, given_names=names or {}):
         yield
 
 
