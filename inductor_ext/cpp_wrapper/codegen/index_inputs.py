@@ -25,7 +25,7 @@ _NAME = re.compile(r"\b[A-Za-z_]\w*")
 _KNOWN = re.compile(
     r"in_ptr\d+|tmp\d+|tmpbuf|[xk]s?\d+(_inner|_tail)?|auto|static_cast|int64_t|int32_t|int|long|"
     r"decltype|at|vec|Vectorized|VectorizedN|VecMask|loadu|store|data|std|array|float|blendv|"
-    r"template|cast|c10|convert|pragma|GCC|unroll|for|return|__at_align__"
+    r"template|cast|c10|convert|make_unsigned_t|pragma|GCC|unroll|for|return|__at_align__"
 )
 """Names in code that computes an index from elements of pointers, constants and loop indices."""
 _KNOWN_IN_TRITON = re.compile(
