@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.package.build_results import Build
     from inductor_ext.cpp_wrapper.signature.signature import Signature
 
+_Names = Mapping[str, Mapping[str, str]]
+"""Names of dynamic sizes by symbol, by model name."""
+
 _compiling = threading.RLock()
 """Serializes compiles. Inductor keeps kernels, and torch 2.11 also its options, per process.
 Concurrent compiles could affect each other's results."""
@@ -52,11 +55,13 @@ def aoti_compile_and_package(
     inductor_configs: Mapping[str, Any] | None = None,
     targets: Sequence[str] | None = None,
     cpu_targets: Sequence[str] | None = None,
+    dynamic_shapes: Any = None,
 ) -> str | IO[bytes]:
     """Compile one or several exported programs and write them as a `.pt2` package.
 
-    Takes the arguments of `torch._inductor.aoti_compile_and_package`, and targets;
-    `inductor_configs` may also contain settings of the extension. The mapping is never modified.
+    Takes the arguments of `torch._inductor.aoti_compile_and_package`, targets, and names of dynamic
+    sizes; `inductor_configs` may also contain settings of the extension. The mapping is never
+    modified.
 
     Args:
         exported_program: a program returned by `torch.export.export`, including its example
@@ -67,6 +72,10 @@ def aoti_compile_and_package(
         targets: GPUs to compile for ("sm_90", "H100"), and "ptx" for others, also for a program on
             the CPU. Default: None, this machine.
         cpu_targets: CPU levels to compile for ("x86-64-v3"). Default: None, this machine.
+        dynamic_shapes: what was passed to `torch.export.export`, by model name if
+            `exported_program` is a mapping. Only the names of its `Dim`s are used, in signatures
+            and errors. Default: None, the names that the program has. A program that was saved and
+            loaded has none.
 
     Returns:
         The path of the package, or the buffer.
@@ -74,11 +83,11 @@ def aoti_compile_and_package(
     Raises:
         exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadWeightsFileError,
         exc.BadModelNameError, exc.UnknownOptionError, exc.BadOptionError,
-        exc.UnsupportedTorchError, exc.UncheckableInputError, exc.UnserializableClassError,
-        exc.MissingToolchainError, exc.UnsupportedLevelError, exc.UnknownTargetError,
-        exc.UnsupportedTargetError: before anything is compiled or written. BadPackagePathError and
-            BadWeightsFileError are also raised later if writing fails, for example because the disk
-            is full.
+        exc.BadArgumentError, exc.UnsupportedTorchError, exc.UncheckableInputError,
+        exc.UnserializableClassError, exc.MissingToolchainError, exc.UnsupportedLevelError,
+        exc.UnknownTargetError, exc.UnsupportedTargetError: before anything is compiled or
+            written. BadPackagePathError and BadWeightsFileError are also raised later if writing
+            fails, for example because the disk is full.
         exc.UnrecordableSelfTestError: before the compile, if `aot_self_test` is set.
         exc.SharedWeightsFileError: after the compile, if `aot_weights_file` is set for several
             programs.
@@ -86,10 +95,11 @@ def aoti_compile_and_package(
     """
     programs = _check_programs(exported_program)
     selected = named_targets.parse(targets, cpu_targets)
+    names = _read_dim_names(programs, dynamic_shapes, isinstance(exported_program, Mapping))
     output_path.check_package_path(package_path)
     # Options that are per process would also get into another compile's key of the artifact cache.
     with _compiling if _compat.options_are_per_process() else contextlib.nullcontext():
-        return _compile_or_copy(programs, package_path, inductor_configs, selected)
+        return _compile_or_copy(programs, package_path, inductor_configs, selected, names)
 
 
 def _compile_or_copy(
@@ -97,6 +107,7 @@ def _compile_or_copy(
     package_path: PackagePath | None,
     inductor_configs: Mapping[str, Any] | None,
     targets: Sequence[Target],
+    names: _Names,
 ) -> str | IO[bytes]:
     """Compile checked programs into a package, or copy it from the cache."""
     extension_options, patches = options.split_options(None, inductor_configs)
@@ -111,14 +122,14 @@ def _compile_or_copy(
         with activate(**extension_options):
             if not targets:
                 _require_toolchain(programs)
-            return _package(programs, path, patches, settings, targets)
+            return _package(programs, path, patches, settings, targets, names)
 
     def choices_key(program: ExportedProgram) -> Any:
         from inductor_ext.lowerings.graph import post_grad_pass
 
         if not targets:
-            return post_grad_pass.cache_key(settings, program.graph_module)
-        return named_targets.cache_key(targets, settings)
+            return names, post_grad_pass.cache_key(settings, program.graph_module)
+        return names, named_targets.cache_key(targets, settings)
 
     start = time.perf_counter()
     # Activate only on a cache miss: activation imports the compiler, which a hit does not need.
@@ -130,6 +141,16 @@ def _compile_or_copy(
         record = PackageRecord(path=result, bytes=os.path.getsize(result), seconds=seconds)
         events.emit(record, event_log=settings.event_log)
     return result
+
+
+def _read_dim_names(
+    programs: Mapping[str, ExportedProgram], dynamic_shapes: Any, several: bool
+) -> _Names:
+    if dynamic_shapes is None:
+        return {}
+    from inductor_ext.cpp_wrapper.signature import given_shapes
+
+    return given_shapes.read_names_by_model(programs, dynamic_shapes, several=several)
 
 
 def _check_programs(argument: Any) -> dict[str, ExportedProgram]:
@@ -203,18 +224,19 @@ def _package(
     patches: Mapping[str, Any],
     settings: Settings,
     targets: Sequence[Target],
+    names: _Names,
 ) -> str | IO[bytes]:
     from inductor_ext.cpp_wrapper.build import cpu_target
 
     if targets:
-        return _package_from(None, programs, package_path, patches, settings, targets)
+        return _package_from(None, programs, package_path, patches, settings, names, targets)
     patches = {**cpu_target.inductor_options(settings.aot_isa), **patches}
     if not _has_only_sources(patches):
-        return _package_from(None, programs, package_path, patches, settings)
+        return _package_from(None, programs, package_path, patches, settings, names)
     # In this mode, Inductor names kernel files after the kernels and reuses an existing file of
     # that name. In a persistent folder it would reuse kernels of the same model with other shapes.
     with tempfile.TemporaryDirectory(prefix="inductor_ext-") as folder:
-        return _package_from(folder, programs, package_path, patches, settings)
+        return _package_from(folder, programs, package_path, patches, settings, names)
 
 
 def _has_only_sources(patches: Mapping[str, Any]) -> bool:
@@ -233,6 +255,7 @@ def _package_from(
     package_path: PackagePath | None,
     patches: Mapping[str, Any],
     settings: Settings,
+    names: _Names,
     targets: Sequence[Target] = (),
 ) -> str | IO[bytes]:
     """Compile and package, with the models' files in `folder`, or in Inductor's folder if None.
@@ -258,7 +281,7 @@ def _package_from(
         files: dict[str, list[Any]] = {}
         for target in targets or (None,):
             with _target_scope(target, patches, settings) as (options, values):
-                build, files = _build(folder, programs, signatures, options, values, target)
+                build, files = _build(folder, programs, signatures, names, options, values, target)
                 builds.append(build)
     artifacts = builds[0].artifacts
     path = _default_path(files, artifacts, folder) if package_path is None else package_path
@@ -296,6 +319,7 @@ def _build(
     folder: str | None,
     programs: Mapping[str, ExportedProgram],
     signatures: Mapping[str, Signature],
+    names: _Names,
     patches: Mapping[str, Any],
     settings: Settings,
     target: Target | None,
@@ -320,7 +344,7 @@ def _build(
     for name, program in programs.items():
         with (
             build.collecting() as collected,
-            cpp_wrapper.check_against(signatures[name]),
+            cpp_wrapper.check_against(signatures[name], names.get(name)),
             ignore_performance_guards(program),
             events.capture(MemoryPlanRecord, this_thread=True) as records,
         ):

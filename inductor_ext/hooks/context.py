@@ -50,6 +50,8 @@ class CompileContext:
     """Ranges of symbols that `torch.export` recorded on the module (`signature.from_graph`)."""
     dim_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of sizes by symbol, from `torch.export.Dim` (`signature.dim_names`)."""
+    given_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The same, from the caller of the compile (`signature.given_shapes`)."""
     folding: Any = None
     """The `Recorder` of folded constants (`cpp_wrapper.codegen.frozen_constants`); None in a JIT
     compile."""

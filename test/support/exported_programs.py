@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -16,3 +17,11 @@ def export(
 ) -> ExportedProgram:
     """The program of a function; `shapes` as torch.export takes them."""
     return torch.export.export(Function(function), args, kwargs, dynamic_shapes=shapes)
+
+
+def reload(program: ExportedProgram) -> ExportedProgram:
+    """The program after it was saved."""
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)

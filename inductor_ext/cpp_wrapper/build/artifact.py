@@ -26,6 +26,7 @@ from inductor_ext.cpp_wrapper.build import cmake_project, compiler, gpu_code, to
 from inductor_ext.cpp_wrapper.codegen import (
     extern_nodes,
     index_inputs,
+    input_names,
     model_info,
     split_units,
     weights_layout,
@@ -55,7 +56,7 @@ class Artifact:
     kernels: tuple[str, ...]
     """Names of the generated kernels."""
     index_inputs: Mapping[str, Mapping[str, str]]
-    """The result of `index_inputs.find_index_inputs`."""
+    """The results of `index_inputs`."""
     constants: dict[str, torch.Tensor]
     """Constants with a value, by their name in the generated code."""
     fqns: dict[str, str]
@@ -330,14 +331,13 @@ class ArtifactBuilder:
     def _find_index_inputs(self) -> Mapping[str, Mapping[str, str]]:
         if "kernel" not in self.sources:
             return {}
-        tensors = self.graph.wrapper_code.model_signature.tensors
-        names = {
-            variable: tensor.name
-            for variable, tensor in zip(self.graph.graph_inputs, tensors, strict=True)
-            if variable not in self.graph.mutated_inputs
-        }
+        names = input_names.find_names(self.graph, self.graph.wrapper_code.model_signature)
         kernel_code, wrapper_code = (self.sources[kind][1] for kind in ("kernel", "wrapper"))
-        return index_inputs.find_index_inputs(kernel_code, wrapper_code, names)
+        triton = gpu_code.kernel_sources(self.graph)
+        return {
+            **index_inputs.find_index_inputs(kernel_code, wrapper_code, names),
+            **index_inputs.find_index_inputs_of_triton(triton, wrapper_code, names),
+        }
 
     def result(self) -> list[Any] | str:
         """Report the artifact to `collecting`, and return what `compile_artifact` returns."""

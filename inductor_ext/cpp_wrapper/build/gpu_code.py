@@ -58,9 +58,15 @@ def triton_kernels(graph: Any) -> list[tuple[str, Mapping[str, Any]]]:
     from torch._inductor import codecache
 
     # The cache is per process: it also contains kernels of other graphs.
-    names = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
+    names = kernel_sources(graph)
     cache = codecache.CudaKernelParamCache.cache
     return [(name, cache[name]) for name in cache if name in names]
+
+
+def kernel_sources(graph: Any) -> Mapping[str, str]:
+    """Return the source of each of the graph's Triton kernels by name."""
+    sources: Mapping[str, str] = getattr(graph.wrapper_code, "_kernel_name_to_body", {})
+    return sources
 
 
 def _attached_objects(graph: Any) -> list[LinkedObject]:

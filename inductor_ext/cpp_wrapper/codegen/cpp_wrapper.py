@@ -16,12 +16,13 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from inductor_ext import _compat, events
 from inductor_ext.cpp_wrapper.codegen import (
     fallback_calls,
+    input_names,
     shim_calls,
     split_units,
     upstream_fixes,
@@ -39,9 +40,16 @@ from inductor_ext.settings import Settings
 
 
 @contextlib.contextmanager
-def check_against(signature: Signature | None) -> Iterator[None]:
-    """Make models check inputs against `signature`; None derives the signature from the graph."""
-    with context.enter(signature=signature):
+def check_against(
+    signature: Signature | None, names: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Make models check inputs against `signature`; None derives the signature from the graph.
+
+    Args:
+        signature: with symbols as the names of dynamic sizes.
+        names: names of dynamic sizes by symbol, besides those of the program. Default: None.
+    """
+    with context.enter(signature=signature, given_names=names or {}):
         yield
 
 
@@ -286,6 +294,20 @@ class AotWrapper:
         if isinstance(line, str):
             line = complete_assert(line, context.current().dim_names)
         super().writeline(line)  # type: ignore[misc]
+
+    # --- errors of operators ----------------------------------------------------------------------
+
+    def name_input(self, expression: str) -> str | None:
+        """Return the exported program's input that a tensor is a view of; None if not known."""
+        from torch._inductor.graph import SubgraphLowering
+        from torch._inductor.virtualized import V
+
+        signature, graph = context.current().signature, V.graph
+        if graph.is_const_graph or isinstance(graph, SubgraphLowering):
+            return None
+        if signature is None or not _fits(signature, graph):
+            return None
+        return input_names.find_input(expression, input_names.find_names(graph, signature))
 
     # --- mutated inputs ---------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.codegen import fallback_arguments as arguments
+from inductor_ext.cpp_wrapper.codegen.input_names import describe_tensor
 from inductor_ext.cpp_wrapper.codegen.shim_calls import quote
 
 _TYPES = {
@@ -385,28 +386,32 @@ class _Call:
     def _text(self) -> str:
         """Return the C++ literal that describes the call, for errors.
 
-        In place of a tensor it has the byte 1.
+        In place of a tensor it has the byte 1, and the input that the tensor is a view of.
         """
         described = [
-            f"{name}={_describe(value, type_)}"
+            f"{name}={self._describe(value, type_)}"
             for name, (value, type_) in zip(self.names, self.pairs, strict=True)
         ]
         return quote(f"{self.op.name()}({', '.join(described)})")
 
-
-def _describe(value: Any, type_: Any) -> str:
-    name = arguments.kind(type_)
-    if value is None:
-        return "None"
-    if name == "OptionalType":
-        return _describe(value, arguments.element(type_))
-    if name == "ListType":
-        return f"[{', '.join(_describe(item, arguments.element(type_)) for item in value)}]"
-    if name == "TensorType":
-        return "\1"
-    if arguments.is_number(value):
-        return repr(value) if arguments.is_constant(value) else str(arguments.expression_of(value))
-    return repr(value)
+    def _describe(self, value: Any, type_: Any) -> str:
+        name = arguments.kind(type_)
+        if value is None:
+            return "None"
+        if name == "OptionalType":
+            return self._describe(value, arguments.element(type_))
+        if name == "ListType":
+            items = [self._describe(item, arguments.element(type_)) for item in value]
+            return f"[{', '.join(items)}]"
+        if name == "TensorType":
+            is_scalar = isinstance(value, arguments.ScalarTensor)
+            return describe_tensor(
+                None if is_scalar else self.wrapper.name_input(str(value.get_name()))
+            )
+        if arguments.is_number(value):
+            constant = arguments.is_constant(value)
+            return repr(value) if constant else str(arguments.expression_of(value))
+        return repr(value)
 
 
 def _result_name(result: Any) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
+
+from inductor_ext.cpp_wrapper.codegen.input_names import describe_tensor
 
 _CHECK = "AOTI_TORCH_ERROR_CODE_CHECK"
 
@@ -16,6 +18,9 @@ class ShimCalls:
 
     reports_operators = False
     """Whether the code includes runtime/model.h, whose functions name the operator that fails."""
+
+    def name_input(self, expression: str) -> str | None:
+        """Return the model's input that a C++ expression is a view of; None if not known."""
 
     def generate_c_shim_extern_kernel_call(
         self: Any, kernel: str, args: list[str], device: str, **options: Any
@@ -62,24 +67,34 @@ class ShimCalls:
             if call.startswith(prefix):
                 call = _own_once(call)
                 reports = self.reports_operators
-                line = _reporting_call(call, name, args) if reports else f"{_CHECK}({call});"
+                line = (
+                    _reporting_call(call, name, args, self.name_input)
+                    if reports
+                    else f"{_CHECK}({call});"
+                )
             write(line)
 
         with mock.patch.object(self, "writeline", write_checked):
             yield
 
 
-def _reporting_call(call: str, name: str, args: Sequence[str]) -> str:
+def _reporting_call(
+    call: str, name: str, args: Sequence[str], name_input: Callable[[str], str | None]
+) -> str:
     """Return the statement that calls a C shim, and describes the call in an error.
 
     Args:
         call: the C++ expression.
         name: the name of the operator.
         args: the C++ expressions of its arguments.
+        name_input: returns the model's input that an argument is a view of.
     """
     # The other arguments of this form are variables of results.
     shown = [arg for arg in args if _is_tensor(arg) or not arg.endswith("_handle")]
-    values = ["\1" if _is_tensor(arg) else _show_argument(arg) for arg in shown]
+    values = [
+        describe_tensor(name_input(arg)) if _is_tensor(arg) else _show_argument(arg)
+        for arg in shown
+    ]
     text = quote(f"aten::{name}({', '.join(values)})")
     tensors = [arg for arg in args if _is_tensor(arg)]
     return f"INDUCTOR_EXT_CALL_OPERATOR({', '.join((call, text, *tensors))});"

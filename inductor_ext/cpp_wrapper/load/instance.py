@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -165,7 +165,8 @@ class ExtensionInstance(Instance):
         raised = re.match(r"Exception raised from (\w+) at ", details)
         inputs = self._index_inputs.get(raised[1], {}) if raised else {}
         why = _describe_index_error(why, inputs.get(why))
-        return exc.ArtifactRunError(why=why, details=details)
+        checked = {name for names in self._index_inputs.values() for name in names.values()}
+        return exc.ArtifactRunError(why=_describe_assert(why, checked), details=details)
 
 
 def _describe_index_error(why: str, source: str | None) -> str:
@@ -180,6 +181,21 @@ def _describe_index_error(why: str, source: str | None) -> str:
         return why
     index = "An index" if source is None else f"An index from input '{source}'"
     return f"{index} is out of bounds for a dimension of size {match[1]}"
+
+
+def _describe_assert(why: str, checked: Collection[str]) -> str:
+    """Add the inputs that a failed assert of a GPU kernel may be about.
+
+    CUDA does not say which assert failed, nor in which kernel of the process.
+
+    Args:
+        why: the text of the error.
+        checked: the inputs whose elements the model checks as indices.
+    """
+    if "device-side assert triggered" not in why or not checked:
+        return why
+    names = " or ".join(f"'{name}'" for name in sorted(checked))
+    return f"{why}: an index from input {names} may be out of bounds"
 
 
 class InductorInstance(Instance):

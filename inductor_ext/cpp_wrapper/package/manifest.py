@@ -95,7 +95,8 @@ class Kernel:
         default=None, metadata={OPTIONAL: True}
     )
     """By message of a check in the kernel that reports an index as out of bounds: the name of the
-    input that the index comes from. Only of checks for which that is known."""
+    input that the index comes from. Only of checks for which that is known. On a GPU the check is
+    an assert of the device."""
     more: _Json = dataclasses.field(default_factory=dict, metadata={EXTRA: True})
 
 

@@ -1,9 +1,10 @@
 """The names of dynamic sizes: those of `torch.export.Dim` in place of torch's symbols.
 
 torch.export keeps the name that the user gave to a size (`batch`, or `2*batch + 1` for a derived
-one) in the shape environment of the exported program. Saving the program loses it. A signature
-shows the name wherever it would show the symbol, unless the name would be ambiguous. Sizes of
-`Dim.AUTO` and `Dim.DYNAMIC` have no name.
+one) in the shape environment of the exported program. Saving the program loses it: the file has
+only symbols, and `given_shapes` reads the names from an argument. A signature shows the name
+wherever it would show the symbol, unless the name would be ambiguous. Sizes of `Dim.AUTO` and
+`Dim.DYNAMIC` have no name.
 """
 
 from __future__ import annotations
@@ -54,14 +55,19 @@ def read_dim_names(environment: ShapeEnv) -> dict[str, str]:
     candidates: dict[str, set[str]] = {}
     for source, text in environment.source_name_to_debug_name.items():
         size = environment.source_to_var.get(source)
-        pair = _match(environment.replace(size), text) if size is not None else None
+        pair = match_name(environment.replace(size), text) if size is not None else None
         if pair is not None:
             candidates.setdefault(pair[0], set()).add(pair[1])
     return {symbol: names.pop() for symbol, names in candidates.items() if len(names) == 1}
 
 
-def _match(size: sympy.Expr, text: str) -> tuple[str, str] | None:
-    """Return the symbol in a size and the name in the text that it was given; None without one."""
+def match_name(size: sympy.Expr, text: str) -> tuple[str, str] | None:
+    """Return the symbol in a size and the name in the text that it was given; None without one.
+
+    Args:
+        size: the size in the program, such as `2*s43`.
+        text: the size as the user has named it, such as `2*batch`.
+    """
     try:
         node = expression.parse(text)
         names = expression.symbols(node)
@@ -73,6 +79,14 @@ def _match(size: sympy.Expr, text: str) -> tuple[str, str] | None:
     except (ValueError, exc.BadExpressionError):
         # Such as a name that is a keyword of Python.
         return None
+
+
+def is_usable(text: str) -> bool:
+    """Whether a size that the user has named is an expression of one name; a keyword is none."""
+    try:
+        return len(expression.symbols(expression.parse(text))) == 1
+    except (ValueError, exc.BadExpressionError):
+        return False
 
 
 def rename_symbols(signature: Signature, names: Mapping[str, str]) -> Signature:

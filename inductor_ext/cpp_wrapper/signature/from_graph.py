@@ -49,6 +49,7 @@ def use_exported_ranges(module: Any) -> Iterator[None]:
         node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")
     )
     names = read_dim_names(environment) if environment is not None else {}
+    names |= context.current().given_names
     with (
         context.enter(symbol_ranges=ranges, dim_names=names),
         ignore_performance_guards(module),

@@ -266,6 +266,15 @@ std::string has_kernels(const Fields& fields) {
   return inductor_ext::detail::has_kernels_for(architectures, device) ? "True" : "False";
 }
 
+// fields: an error of CUDA, then inputs that the model checks as indices.
+std::string describe_assert(const Fields& fields) {
+  inductor_ext::detail::IndexInputs kernels;
+  for (size_t i = 2; i < fields.size(); ++i) {
+    kernels["kernel"][std::to_string(i)] = fields[i];
+  }
+  return inductor_ext::detail::describe_assert(fields[1], kernels);
+}
+
 std::string execute(const Fields& fields) {
   const std::string& command = fields[0];
   if (command == "load") {
@@ -279,6 +288,9 @@ std::string execute(const Fields& fields) {
   }
   if (command == "has_kernels") {
     return has_kernels(fields);
+  }
+  if (command == "describe_assert") {
+    return describe_assert(fields);
   }
   if (command == "version_prefix") {
     return inductor_ext::detail::version_prefix(fields[1], std::stoi(fields[2]));

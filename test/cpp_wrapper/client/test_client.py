@@ -21,6 +21,7 @@ from torch.export import Dim
 import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.build import cpu_isa
+from inductor_ext.cpp_wrapper.load import instance
 from inductor_ext.cpp_wrapper.package import machine
 from test.support import altered_packages, cpp_client
 from test.support.cpp_client import Driver, Kind, Reply
@@ -759,6 +760,13 @@ class TestParts:
                 assert reply.value() == str(expected), (architecture, device)
         (reply,) = driver.run(("has_kernels", "sm_80,sm_90", 9, 0))
         assert reply.value() == "True"
+
+    def test_failed_asserts_of_a_gpu(self, driver: Driver) -> None:
+        """The same text as in Python."""
+        for why in ("CUDA driver error: device-side assert triggered", "out of memory"):
+            for inputs in ((), ("ids",), ("row", "ids", "row")):
+                (reply,) = driver.run(("describe_assert", why, *inputs))
+                assert reply.value() == instance._describe_assert(why, set(inputs))
 
     def test_versions(self, driver: Driver) -> None:
         for version, prefix in (("2.13.0+cpu", "2.13"), ("2.14", "2.14"), ("13", "13")):

@@ -172,19 +172,22 @@ def test_compile_with_cpp_wrapper(function: Callable[..., Any]) -> None:
     [
         (
             lambda ops, x: ops.fail(x, True, 'n"', [1.5]),
-            f"{_NAMESPACE}::fail(x=float32[2, 2], s=True, name='n\"', values=[1.5])",
+            f"{_NAMESPACE}::fail(x=float32[2, 2] from input 'x', s=True, name='n\"', values=[1.5])",
         ),
         (
             lambda ops, x: ops.fail(x.t(), 1j, "n", []),
-            f"{_NAMESPACE}::fail(x=float32[2, 2], s=1j, name='n', values=[])",
+            f"{_NAMESPACE}::fail(x=float32[2, 2] from input 'x', s=1j, name='n', values=[])",
         ),
         (
             lambda _, x: x.masked_scatter(x > 0, x[0]),
-            "aten::masked_scatter(float32[2, 2], bool[2, 2], float32[2])",
+            (
+                "aten::masked_scatter(float32[2, 2] from input 'x', bool[2, 2], "
+                "float32[2] from input 'x')"
+            ),
         ),
         (
             lambda _, x: x.scatter_reduce(0, (x * 5).long(), x, "amax"),
-            "aten::scatter_reduce_(float32[2, 2], 0, int64[2, 2], float32[2, 2])",
+            "aten::scatter_reduce_(float32[2, 2], 0, int64[2, 2], float32[2, 2] from input 'x')",
         ),
         (
             lambda _, x: x.long().index_put(((x[0] * 5).long(),), x[0].long(), accumulate=True),

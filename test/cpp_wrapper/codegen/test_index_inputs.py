@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -10,8 +12,12 @@ from torch.export import Dim
 
 import inductor_ext
 from inductor_ext import exc
-from inductor_ext.cpp_wrapper.codegen import index_inputs
+from inductor_ext.cpp_wrapper.codegen import index_inputs, input_names
+from inductor_ext.cpp_wrapper.load.instance import ExtensionInstance
 from inductor_ext.cpp_wrapper.load.model import LoadedModel
+from inductor_ext.cpp_wrapper.package import manifest, zip_reader
+from inductor_ext.toolchain.probes import cuda
+from test.support import compile_util
 
 KERNEL = """
 extern "C"  void  kernel_0(const int64_t* in_ptr0,
@@ -56,6 +62,10 @@ def find(body: str, wrapper: str) -> dict[str, dict[str, str]]:
     [
         (DIRECT, "ids"),
         ("auto tmp1 = in_ptr2[x0]; auto tmp2 = 7L; auto tmp4 = int64_t(tmp1 + tmp2);", "mask"),
+        (
+            "auto tmp4 = int64_t(static_cast<std::make_unsigned_t<int64_t>>(in_ptr2[x0]) + 1L);",
+            "mask",
+        ),
         ("auto tmp4 = in_ptr2[x0]; auto tmp0 = in_ptr0[x0]; auto tmp4 = tmp0;", "ids"),
         ("auto tmp9 = in_ptr2[x0]; auto tmp4 = [&] { auto tmp1 = in_ptr0[x0]; }();", "ids"),
     ],
@@ -89,6 +99,88 @@ def test_every_call_and_every_check_must_agree() -> None:
     other = "auto tmp4 = in_ptr2[x0];"
     assert find(f"{DIRECT} {check} {DIRECT}", call) == {"kernel_0": {MESSAGE: "ids"}}
     assert find(f"{DIRECT} {check} {other}", call) == {}
+
+
+TRITON = """
+async_compile.triton('triton_0', '''
+@triton_heuristics.pointwise(
+    triton_meta={{'signature': {{'in_ptr0': '*i64', 'in_ptr1': '*fp32', 'in_ptr2': '*i32'}}}},
+)
+@triton.jit
+def triton_0(in_ptr0, in_ptr1, in_ptr2, out_ptr0, ks0, xnumel, XBLOCK : tl.constexpr):
+    xindex = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:]
+    xmask = xindex < xnumel
+    x0 = xindex
+    {body}
+    tl.device_assert(((0 <= tmp4) & (tmp4 < 10)) | ~(xmask), "index out of bounds: 0 <= tmp4 < 10")
+    tmp6 = tl.load(in_ptr1 + (tmp4), xmask)
+''', device_str='cuda')
+"""
+LAUNCHER = """
+template <typename in_ptr0_type_, typename in_ptr1_type_, typename kernels_type_>
+static __attribute__((noinline)) void call_triton_0(
+    const in_ptr0_type_& in_ptr0,
+    const in_ptr1_type_& in_ptr1,
+    const in_ptr2_type_& in_ptr2,
+    const out_ptr0_type_& out_ptr0,
+    int64_t ks0,
+    int64_t xnumel,
+    cudaStream_t stream_,
+    kernels_type_& kernels_,
+    const std::optional<std::string>& cubin_dir_ = std::nullopt
+){ /* call of the kernel */ }
+"""
+LAUNCH = "call_triton_0({}, x, c, buf0, s0, 5L, stream, kernels, this->cubin_dir_);\n"
+TRITON_MESSAGE = "index out of bounds: 0 <= tmp4 < 10"
+TRITON_DIRECT = "tmp4 = tl.load(in_ptr0 + (x0), xmask, eviction_policy='evict_last')"
+TRITON_WRAPPED = (
+    "tmp0 = tl.load(in_ptr2 + (x0 // 4), xmask & tmp9, other=0.0)",
+    "tmp1 = (tl.full([XBLOCK], 10, tl.int32)).to(tl.int32)",
+    "tmp2 = tmp0 + tmp1",
+    "tmp3 = tmp0 < 0",
+    "tmp4 = tl.where(tmp3, tmp2, tmp0)",
+)
+TRITON_OTHERS = {
+    "float input": ("tmp4 = tl.load(in_ptr1 + (x0), None).to(tl.int64)",),
+    "two inputs": ("tmp4 = tl.load(in_ptr0 + (x0), None) + tl.load(in_ptr2 + (x0), None)",),
+    "mask from another input": ("tmp9 = tl.load(in_ptr0 + (x0), None)", *TRITON_WRAPPED),
+    "no definition of the mask": TRITON_WRAPPED,
+    "loop index": ("tmp4 = x0",),
+    "accumulator": ("tmp4 = _tmp3 + tl.load(in_ptr0 + (x0), None)",),
+    "written pointer": ("tmp4 = tl.load(in_out_ptr0 + (x0), None)",),
+    "unknown function": ("tmp4 = triton_helpers.maximum(tl.load(in_ptr0 + (x0), None), 1)",),
+    "several lines": ("tmp4 = tl.where(x0 < 3, tl.load(in_ptr0 + (x0), None),", "    tmp0)"),
+}
+
+
+def find_triton(body: tuple[str, ...], wrapper: str) -> dict[str, dict[str, str]]:
+    kernels = {"triton_0": TRITON.format(body="\n    ".join(body)), "triton_1": "no check"}
+    return index_inputs.find_index_inputs_of_triton(kernels, LAUNCHER + wrapper, INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ((TRITON_DIRECT,), "ids"),
+        (("tmp9 = x0 < 3", *TRITON_WRAPPED), "mask"),
+        (("tmp4 = tl.load(in_ptr2 + (x0), None)", TRITON_DIRECT), "ids"),
+    ],
+)
+def test_an_index_of_a_triton_kernel_is_traced(body: tuple[str, ...], name: str) -> None:
+    assert find_triton(body, LAUNCH.format("a")) == {"triton_0": {TRITON_MESSAGE: name}}
+
+
+@pytest.mark.parametrize("body", TRITON_OTHERS.values(), ids=TRITON_OTHERS)
+def test_other_indices_of_a_triton_kernel_have_no_input(body: tuple[str, ...]) -> None:
+    assert find_triton(body, LAUNCH.format("a")) == {}
+
+
+def test_every_launch_must_agree() -> None:
+    launch = LAUNCH.format("a")
+    assert find_triton((TRITON_DIRECT,), launch + launch) == {"triton_0": {TRITON_MESSAGE: "ids"}}
+    for other in ("c", "buf1", "reinterpret_tensor_wrapper(a, 1, sizes, strides, 0L)"):
+        assert find_triton((TRITON_DIRECT,), launch + LAUNCH.format(other)) == {}
+    assert find_triton((TRITON_DIRECT,), "") == {}
 
 
 class Lookups(torch.nn.Module):
@@ -152,3 +244,126 @@ def test_the_manifest_has_the_inputs(model: LoadedModel) -> None:
     kernels = model.manifest.models["model"].kernels
     names = {name for kernel in kernels for name in (kernel.index_inputs or {}).values()}
     assert names == {"text['ids']", "place"}
+
+
+ASSERTED = "CUDA driver error: device-side assert triggered"
+
+
+def test_a_failed_assert_of_the_gpu_lists_the_inputs(model: LoadedModel) -> None:
+    """A GPU is not needed: the text of CUDA's error is."""
+    instance = model._instance
+    assert isinstance(instance, ExtensionInstance)
+    expected = f"{ASSERTED}: an index from input 'place' or 'text['ids']' may be out of bounds."
+    assert str(instance.run_error(ASSERTED)) == expected
+    assert str(instance.run_error("CUDA driver error: out of memory")) == (
+        "CUDA driver error: out of memory."
+    )
+    instance._index_inputs = {}
+    assert str(instance.run_error(ASSERTED)) == f"{ASSERTED}."
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is None or cuda.find_home() is None,
+    reason="needs a CUDA build of torch and CUDA's headers, but no GPU",
+)
+def test_a_package_for_a_gpu_has_the_inputs(tmp_path: pathlib.Path) -> None:
+    program = torch.export.export(Lookups(), (), arguments())
+    path = tmp_path / "model.pt2"
+    inductor_ext.aoti_compile_and_package(program, package_path=path, targets=["sm_90"])
+    with zip_reader.open_package(str(path)) as package:
+        content, _ = manifest.read(package) or pytest.fail("no manifest")
+    found = [kernel.index_inputs or {} for kernel in content.models["model"].kernels]
+    assert {name for names in found for name in names.values()} == {"text['ids']", "place"}
+    assert all(
+        re.fullmatch(r"index out of bounds: 0 <= tmp\d+ < 1[01]", message)
+        for names in found
+        for message in names
+    )
+
+
+class Operators(torch.nn.Module):
+    """Operators of torch that check their indices themselves, on a CPU."""
+
+    def forward(self, x: Any, bags: Any, offsets: Any, row: Any, spot: Any, own: Any) -> Any:
+        bag = torch.nn.functional.embedding_bag(bags, x, offsets)
+        scattered = (x + 1).scatter_reduce(0, row, x, "amax")
+        put = x.long().index_put((spot[1:],), x[:2].long(), accumulate=True)
+        own.add_(1)
+        return bag, scattered, put, (x + 2).scatter_reduce(0, own, x, "amax")
+
+
+@pytest.fixture(scope="module")
+def operators(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    program = torch.export.export(Operators(), (), operator_arguments())
+    path = tmp_path_factory.mktemp("operators") / "model.pt2"
+    inductor_ext.aoti_compile_and_package(program, package_path=path)
+    return inductor_ext.load(path)
+
+
+def operator_arguments() -> dict[str, Any]:
+    indices = {name: torch.zeros(5, 4, dtype=torch.int64) for name in ("row", "own")}
+    offsets = torch.tensor([0, 2])
+    return {
+        "x": torch.ones(5, 4),
+        "bags": torch.arange(4),
+        "offsets": offsets,
+        "spot": torch.arange(3),
+        **indices,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "reason"),
+    [
+        (
+            "bags",
+            (
+                "_embedding_bag_forward_only(float32[5, 4] from input 'x', "
+                "int64[4] from input 'bags', int64[2] from input 'offsets', 0, 1, 0, None, 0, -1)"
+            ),
+            "index_size",
+        ),
+        (
+            "row",
+            (
+                "scatter_reduce_(float32[5, 4], 0, int64[5, 4] from input 'row', "
+                "float32[5, 4] from input 'x')"
+            ),
+            "index 1000 is out of bounds for dimension 0 with size 5",
+        ),
+        pytest.param(
+            "spot",
+            "index_put_(int64[5, 4], int64[2] from input 'spot', int64[2, 4], 1)",
+            "index 1000 is out of bounds for dimension 0 with size 5",
+            marks=pytest.mark.skipif(compile_util.TORCH >= (2, 14), reason="it is a kernel"),
+        ),
+        # The model has written to this input.
+        (
+            "own",
+            "scatter_reduce_(float32[5, 4], 0, int64[5, 4], float32[5, 4] from input 'x')",
+            "index 1001 is out of bounds for dimension 0 with size 5",
+        ),
+    ],
+)
+def test_errors_of_operators_name_their_inputs(
+    operators: LoadedModel, name: str, call: str, reason: str
+) -> None:
+    values = operator_arguments()
+    operators(**values)
+    values = operator_arguments()
+    values[name].flatten()[-1] = 1000
+    with pytest.raises(exc.ArtifactRunError) as caught:
+        operators(**values)
+    message = str(caught.value)
+    assert message.startswith(f"The operator aten::{call} failed: ")
+    if compile_util.TORCH >= (2, 13):
+        assert reason in message
+
+
+def test_only_tensors_and_views_are_inputs() -> None:
+    names = {"a": "ids"}
+    views = ["a", "reinterpret_tensor_wrapper(a, 1, sizes, strides, 0L)"]
+    for view in (*views, f"wrap_with_raii_handle_if_needed({views[1]})"):
+        assert input_names.find_input(view, names) == "ids"
+    for other in ("a1", "buf0", "a.get()", "a(1)", "copy(a)", "RAIIAtenTensorHandle(a)", ""):
+        assert input_names.find_input(other, names) is None

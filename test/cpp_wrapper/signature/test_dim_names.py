@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pathlib
 import re
@@ -28,7 +27,7 @@ from inductor_ext.cpp_wrapper.signature.signature import (
 )
 from test.support.aot_util import Function
 from test.support.checks_library import tensor_input
-from test.support.exported_programs import export
+from test.support.exported_programs import export, reload
 
 
 def named_signature(program: ExportedProgram) -> Signature:
@@ -95,10 +94,8 @@ def test_one_name_is_used_for_all_sizes_that_are_equal() -> None:
 
 
 def test_a_saved_program_has_symbols() -> None:
-    file = io.BytesIO()
-    torch.export.save(export(separate, X, Y, shapes={"x": {0: BATCH}, "y": None}), file)
-    file.seek(0)
-    signature = named_signature(torch.export.load(file))
+    program = reload(export(separate, X, Y, shapes={"x": {0: BATCH}, "y": None}))
+    signature = named_signature(program)
     (symbol,) = signature.symbols
     assert symbol != "batch"
     assert shapes_of(signature)["x"] == (symbol, 3)

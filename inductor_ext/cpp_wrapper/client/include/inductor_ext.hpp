@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -196,6 +197,25 @@ inline std::string describe_index_error(const std::string& why, const std::strin
   }
   return (source.empty() ? "An index" : "An index from input " + in_quotes(source)) +
       " is out of bounds for a dimension of size " + size;
+}
+
+// Adds the inputs that a failed assert of a GPU kernel may be about: those whose elements the model
+// checks as indices. CUDA does not say which assert failed, nor in which kernel of the process.
+inline std::string describe_assert(const std::string& why, const IndexInputs& kernels) {
+  std::set<std::string> checked;
+  for (const auto& kernel : kernels) {
+    for (const auto& check : kernel.second) {
+      checked.insert(in_quotes(check.second));
+    }
+  }
+  if (why.find("device-side assert triggered") == std::string::npos || checked.empty()) {
+    return why;
+  }
+  std::string names;
+  for (const std::string& name : checked) {
+    names += (names.empty() ? "" : " or ") + name;
+  }
+  return why + ": an index from input " + names + " may be out of bounds";
 }
 
 // The CUDA index of a device; -1: the current one.
@@ -375,16 +395,17 @@ inline void Model::raise_call_error(const std::exception& error) const {
 inline void Model::raise_run_error(const std::string& why) const {
   const std::string details = state_->library->last_error_details();
   const std::string begin = "Exception raised from ";
+  const auto& kernels = state_->record().index_inputs;
   std::string source;
   if (details.compare(0, begin.size(), begin) == 0) {
     const size_t end = details.find(" at ", begin.size());
-    const auto& kernels = state_->record().index_inputs;
     const auto kernel = kernels.find(details.substr(begin.size(), end - begin.size()));
     if (kernel != kernels.end() && kernel->second.count(why) != 0) {
       source = kernel->second.at(why);
     }
   }
-  throw Error(ErrorKind::run, detail::describe_index_error(why, source) + ".", details);
+  const std::string described = detail::describe_assert(detail::describe_index_error(why, source), kernels);
+  throw Error(ErrorKind::run, described + ".", details);
 }
 
 inline std::vector<std::string> Model::constant_names() const {
