@@ -35,17 +35,27 @@ class Cuda {
     return function != nullptr && function(&value) == 0 ? value : 0;
   }
 
-  // The compute capability of a device; of the current one if the index is -1.
-  std::optional<CudaCapability> capability(int index) const {
+  // The compute capability of a device; of the current one if the index is -1. If it cannot be
+  // queried, `why` is set to CUDA's error.
+  std::optional<CudaCapability> capability(int index, std::string* why = nullptr) const {
     constexpr int kMajor = 75, kMinor = 76; // cudaDevAttrComputeCapabilityMajor, -Minor
     const auto current = find<int (*)(int*)>("cudaGetDevice");
     const auto attribute = find<int (*)(int*, int, int)>("cudaDeviceGetAttribute");
-    CudaCapability found;
-    if (current == nullptr || attribute == nullptr || (index < 0 && current(&index) != 0) ||
-        attribute(&found.major, kMajor, index) != 0 || attribute(&found.minor, kMinor, index) != 0) {
+    if (current == nullptr || attribute == nullptr) {
       return std::nullopt;
     }
-    return found;
+    CudaCapability found;
+    int error = index < 0 ? current(&index) : 0;
+    error = error == 0 ? attribute(&found.major, kMajor, index) : error;
+    error = error == 0 ? attribute(&found.minor, kMinor, index) : error;
+    if (error == 0) {
+      return found;
+    }
+    const auto describe = find<const char* (*)(int)>("cudaGetErrorString");
+    if (why != nullptr && describe != nullptr) {
+      *why = describe(error);
+    }
+    return std::nullopt;
   }
 
  private:

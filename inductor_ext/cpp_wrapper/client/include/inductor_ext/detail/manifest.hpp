@@ -492,9 +492,12 @@ inline void check_machine(
       if (manifest.cuda && cuda.version() != 0 && version_prefix(*manifest.cuda, 1) != version) {
         reasons.push_back("it was compiled for CUDA " + *manifest.cuda + ", and this torch has CUDA " + version);
       }
-      const std::optional<CudaCapability> device = cuda.capability(device_index);
+      std::string why;
+      const std::optional<CudaCapability> device = cuda.capability(device_index, &why);
       if (!device) {
-        reasons.push_back("it runs on CUDA, but this machine has no such CUDA device");
+        reasons.push_back(
+            "it runs on CUDA, but this machine has no such CUDA device" +
+            (why.empty() ? "" : " (" + why + ")"));
       } else if (
           !model.cuda_architectures.empty() && !has_kernels_for(model.cuda_architectures, *device)) {
         reasons.push_back(
