@@ -22,10 +22,21 @@ def compile_kernels(definitions: str, gpu: Any) -> None:
         definitions: Inductor's Python code.
         gpu: the `hooks.offline_gpu.GpuProperties`.
     """
-    from torch._inductor.codecache import PyCodeCache
-
     for name, source in _find_kernels(definitions):
-        _record(getattr(PyCodeCache.load(source), name), gpu)
+        _record(_load(name, source), gpu)
+
+
+def _load(name: str, source: str) -> Any:
+    """Return a new kernel of a source.
+
+    That of `PyCodeCache.load` may have been compiled for this machine's GPU, and has no
+    configurations any more.
+    """
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.runtime.compile_tasks import _reload_python_module
+
+    key, path = PyCodeCache.write(source)
+    return getattr(_reload_python_module(key, path, set_sys_modules=False), name)
 
 
 def _find_kernels(definitions: str) -> Iterator[tuple[str, str]]:

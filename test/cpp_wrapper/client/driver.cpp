@@ -317,6 +317,8 @@ std::string execute(const Fields& fields) {
     update.inactive = fields[2] == "True";
     update.partial = fields[3] == "True";
     model().update_constants(read_map(fields[1]), update);
+  } else if (command == "close") {
+    loaded.reset();
   } else if (command == "swap") {
     model().swap_constants();
   } else if (command == "fold") {
