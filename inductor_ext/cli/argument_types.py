@@ -13,6 +13,11 @@ def parse_natural(text: str, lowest: int = 0) -> int:
     return int(text)
 
 
+def parse_input(text: str) -> str:
+    """Return the path of a file to read; `-` is the standard input."""
+    return "/dev/stdin" if text == "-" else text
+
+
 def parse_positive(text: str) -> int:
     """Parse an integer of at least 1."""
     return parse_natural(text, 1)

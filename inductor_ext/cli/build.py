@@ -3,8 +3,7 @@
 SOURCE is an exported program (`torch.export.save`), or `FILE.py:NAME`, where NAME is a function
 without arguments (or the value itself) in a Python file. It gives an exported program, a mapping
 from model names to exported programs, or a tuple `(module, args)` or
-`(module, args, dynamic_shapes)` to export. The exit code is 0, or 2 if there is no such model or
-it cannot be compiled.
+`(module, args, dynamic_shapes)` to export.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import os
 import runpy
 import sys
@@ -25,6 +25,9 @@ from inductor_ext.memory.planner.peak_report import human_bytes
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
+
+EXAMPLE = "inductor-ext build model.py:make --output model.pt2 --target x86-64-v3"
+EXIT_CODES = {0: "the package was written", 2: "there is no such model, or it cannot be compiled"}
 
 _NAME = "make"
 """The name in a Python file if none is given."""
@@ -61,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of Inductor or a setting of the extension, such as max_autotune=True",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _parse_option(text: str) -> tuple[str, Any]:
@@ -100,7 +104,11 @@ def run(arguments: argparse.Namespace) -> int:
         cpu_targets=[name for name in arguments.target if targets.is_cpu_target(name)] or None,
     )
     seconds = time.perf_counter() - start
-    print(f"{output}: {human_bytes(os.path.getsize(output))}, compiled in {seconds:.1f} s")
+    size = os.path.getsize(output)
+    if arguments.json:
+        print(json.dumps({"package": output, "bytes": size, "seconds": round(seconds, 3)}))
+    else:
+        print(f"{output}: {human_bytes(size)}, compiled in {seconds:.1f} s")
     return 0
 
 

@@ -1,7 +1,6 @@
 """`inductor-ext doctor`: whether the backend can compile on this machine, and what is missing.
 
-The exit code is 0 if the backend can compile for at least one kind of device, else 1. `--report`
-writes a bug report to complete.
+`--report` writes a bug report to complete.
 """
 
 from __future__ import annotations
@@ -17,6 +16,9 @@ from inductor_ext.report import bug_report
 from inductor_ext.report.doctor import Cache, Device, Report, examine
 from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain.components import Component
+
+EXAMPLE = "inductor-ext doctor"
+EXIT_CODES = {0: "the backend can compile for at least one kind of device", 1: "it cannot"}
 
 _WIDTH = 100
 

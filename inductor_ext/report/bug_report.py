@@ -27,8 +27,8 @@ As short as possible, and without private data. It should run as it is.
 
 ## Without the extension
 
-Does it also happen with `INDUCTOR_EXT_ENABLED=0`, or with `backend="inductor"`? If so, please report
-it to PyTorch.
+Does it also happen with `INDUCTOR_EXT_ENABLED=0`, or with `backend="inductor"`? If so, please
+report it to PyTorch.
 
 ## Environment
 
