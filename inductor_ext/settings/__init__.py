@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from inductor_ext import exc
-from inductor_ext.settings.type_checks import describe_type, has_type, suggest_name
+from inductor_ext.settings.type_checks import describe_values, has_type, suggest_name
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -62,18 +62,20 @@ def _setting(
     )
 
 
-_UNITS = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-def parse_bytes(value: int | str) -> int:
-    """Parse a number of bytes: an integer, or a string with a unit: 8GiB, "1.5 MiB", "4096".
+def parse_bytes(value: float | str) -> int:
+    """Parse a number of bytes: a whole number, or a string with a unit: 8GiB, "1.5 MB", "4096".
 
     Raises:
         ValueError: the value is neither; the error text describes what is allowed.
     """
-    allowed = f"a positive number of bytes, optionally with a unit: {', '.join(_UNITS)}"
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", str(value))
-    if match is None or (match[2] or "B") not in _UNITS:
+    allowed = f"a positive number of bytes, in a string optionally with a unit: {', '.join(_UNITS)}"
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)?\s*", str(value))
+    if match is None or (match[2] or "B") not in _UNITS or isinstance(value, float):
         raise ValueError(allowed)
     size = float(match[1]) * _UNITS[match[2] or "B"]
     if not 1 <= size < math.inf:
@@ -225,7 +227,7 @@ class Settings:
         "estimated time of the graph's matmuls. Inductor saves the ones that a matmul of the "
         "backward reads.",
     )
-    memory_budget: int | str | None = _setting(
+    memory_budget: float | str | None = _setting(
         None,
         'Bytes, or a string such as "8GiB", for the planned peak on each device. A graph that '
         "exceeds it computes large values in chunks, and a training graph also recomputes "
@@ -289,7 +291,7 @@ class Settings:
         "one warning. CUTLASS kernels are cached in a subfolder.",
         in_cache_key=False,
     )
-    artifact_cache_size: int | str = _setting(
+    artifact_cache_size: float | str = _setting(
         "4GiB",
         'Maximum size of the cache of compiled models, in bytes or as a string such as "512MiB". '
         "The same limit applies separately to the cache of CUTLASS kernels (about 2.5 MB each). "
@@ -402,7 +404,7 @@ def check(name: str, value: object) -> None:
     if name not in annotations:
         nearest = suggest_name(name, annotations)
         raise exc.UnknownOptionError(name=name, value=value, nearest=nearest)
-    allowed = None if has_type(value, annotations[name]) else describe_type(annotations[name])
+    allowed = None if has_type(value, annotations[name]) else describe_values(annotations[name])
     parse = _parsers()[name]
     if allowed is None and value is not None and parse is not None:
         try:
@@ -438,6 +440,7 @@ def resolve(current: Mapping[str, object], overrides: Mapping[str, object]) -> S
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+_BOOLEANS = "1 (or true, yes, on) or 0 (or false, no, off)"
 
 
 def _parse(text: str, annotation: Any) -> object:
@@ -486,7 +489,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
             suffix = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             suggestion = suggest_name(suffix, annotations, display=environment_variable)
             raise exc.UnknownVariableError(variable=variable, value=text, nearest=suggestion)
-        allowed = describe_type(annotations[name])
+        allowed = _BOOLEANS if annotations[name] is bool else describe_values(annotations[name])
         try:
             values[name] = _parse(text, annotations[name])
             check(name, values[name])
