@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inductor_ext import events, exc
+from inductor_ext import events, exc, progress
 from inductor_ext.cpp_wrapper.hooks import use_exported_ranges
 from inductor_ext.hooks import (
     cache_keys,
@@ -142,6 +142,7 @@ def _compile(
             scope.compile_scope(settings),
             compiled_callables.link_cached_graphs(compile_),
             use_exported_ranges(model),
+            progress.stage("compiling", shown=settings.progress),
         ):
             output = stock(*call.args, **call.kwargs)
     except BaseException:
@@ -216,6 +217,7 @@ def scoped_inner_compile(
             ),
             scope.compile_scope(settings),
             cpp_wrapper_options.use_options(kwargs),
+            progress.stage(f"{kind} graph of {operators} operators", shown=settings.progress),
         ):
             if kind in ("inference", "forward"):
                 returned_views.view_inputs(gm)

@@ -13,9 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 import os
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -23,6 +21,12 @@ from typing import Any, Literal
 
 from inductor_ext import exc
 from inductor_ext.settings.type_checks import describe_values, has_type, suggest_name
+from inductor_ext.settings.value_parsers import (
+    check_not_negative,
+    check_positive,
+    parse_bytes,
+    parse_rows,
+)
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -60,53 +64,6 @@ def _setting(
         default=default,
         metadata={"meaning": meaning, "in_cache_key": in_cache_key, "parse": parse},
     )
-
-
-_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
-def parse_bytes(value: float | str) -> int:
-    """Parse a number of bytes: a whole number, or a string with a unit: 8GiB, "1.5 MB", "4096".
-
-    Raises:
-        ValueError: the value is neither; the error text describes what is allowed.
-    """
-    allowed = f"a positive number of bytes, in a string optionally with a unit: {', '.join(_UNITS)}"
-    value = int(value) if isinstance(value, float) and value.is_integer() else value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)?\s*", str(value))
-    if match is None or (match[2] or "B") not in _UNITS or isinstance(value, float):
-        raise ValueError(allowed)
-    size = float(match[1]) * _UNITS[match[2] or "B"]
-    if not 1 <= size < math.inf:
-        raise ValueError(allowed)
-    return int(size)
-
-
-def parse_rows(value: str) -> tuple[int, ...]:
-    """Parse comma-separated values of M (the number of rows of a GEMM); return them ascending.
-
-    Raises:
-        ValueError: not a comma-separated list of positive integers; the error text describes what
-            is allowed.
-    """
-    allowed = "comma-separated positive integers, such as 1, 16, 2048"
-    words = [word.strip() for word in value.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise ValueError(allowed)
-    return tuple(sorted(set(map(int, words))))
-
-
-def _check_positive(value: int) -> int:
-    if value < 1:
-        raise ValueError("an integer of at least 1")
-    return value
-
-
-def _check_not_negative(value: int) -> int:
-    if value < 0:
-        raise ValueError("an integer of at least 0")
-    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +223,7 @@ class Settings:
         "Approximate number of statements of the generated C++ wrapper per translation unit. A "
         "larger wrapper is split into several units, which are compiled in parallel, each in "
         "bounded memory. 0 never splits, which takes several times as long.",
-        parse=_check_not_negative,
+        parse=check_not_negative,
     )
     aot_debug_info: bool = _setting(
         False,
@@ -322,20 +279,26 @@ class Settings:
         "applies separately to imported results. An entry takes 2 to 4 KB. The oldest entries are "
         "removed first; those just added are kept.",
         in_cache_key=False,
-        parse=_check_positive,
+        parse=check_positive,
     )
     tuning_wait: int = _setting(
         300,
         "Seconds to wait for other processes that are tuning the same GEMMs, counted from the "
         "last result received from them. After that the process tunes the remaining GEMMs itself.",
         in_cache_key=False,
-        parse=_check_not_negative,
+        parse=check_not_negative,
     )
     cutlass_background: bool = _setting(
         False,
         "Build CUTLASS kernels in the background: a compile continues without the CUTLASS kernels "
         "that are not built yet, and they become candidates the next time the GEMM is compiled. "
         "False: the compile waits for the build.",
+    )
+    progress: bool = _setting(
+        True,
+        "Whether a compile that takes longer than 3 s shows on the terminal what it is doing. "
+        "Nothing is shown if stderr is not a terminal.",
+        in_cache_key=False,
     )
     event_log: str | None = _setting(
         None,
@@ -355,7 +318,7 @@ class Settings:
         "Approximate GPU time, in milliseconds, for benchmarking the candidates of one GEMM under "
         "`max_autotune`. Clear cases take less.",
         in_cache_key=False,
-        parse=_check_positive,
+        parse=check_positive,
     )
 
     def cache_key(self) -> str:
