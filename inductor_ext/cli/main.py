@@ -33,6 +33,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a system that takes no more output."""
 
 COMMANDS = {
+    "bench": "compare eager mode, Inductor and the extension on a model",
     "build": "compile a model into a package",
     "cache": "show the contents of the artifact cache, or clear it",
     "completion": "print the completion of commands for a shell",
