@@ -51,6 +51,7 @@ if _typing.TYPE_CHECKING:
     artifact_cache_dir: str | None
     artifact_cache_size: float | str
     cutlass_background: bool
+    repro_dir: str | None
     progress: bool
     event_log: str | None
     tuning_cache: bool

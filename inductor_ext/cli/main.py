@@ -43,6 +43,7 @@ COMMANDS = {
     "explain": "run a program and report the kernel of every GEMM, with the reason",
     "inspect": "show the contents, signatures and requirements of a package",
     "memory": "show how a compiled model uses memory",
+    "minify": "shorten a program that repeats a failed compile",
     "plan": "plan memory for the buffers in a CSV file",
     "sign": "sign a package with an Ed25519 key",
     "tune": "show, export, import or clear tuning results of GEMMs",

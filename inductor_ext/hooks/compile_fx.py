@@ -23,6 +23,7 @@ from inductor_ext.hooks import (
     compile_again,
     context,
     direct_compiles,
+    failure_repro,
     registry,
     scope,
 )
@@ -97,11 +98,18 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
         def compile_model(model: Any) -> Any:
             return _compile(stock, call, model, inner_compile, settings)
 
-        if settings.memory_budget is None or not _may_compile_again(model):
-            return compile_model(model)
-        return budget_search.compile_within(
-            lambda: compile_model(compile_again.copy_graph(model)), settings
-        )
+        try:
+            if settings.memory_budget is None or not _may_compile_again(model):
+                return compile_model(model)
+            return budget_search.compile_within(
+                lambda: compile_model(compile_again.copy_graph(model)), settings
+            )
+        except Exception as error:
+            inputs, patches = (
+                call.arguments[name] for name in ("example_inputs_", "config_patches")
+            )
+            failure_repro.report(error, model, inputs, patches, settings)
+            raise
 
     return compile_fx
 

@@ -294,6 +294,13 @@ class Settings:
         "that are not built yet, and they become candidates the next time the GEMM is compiled. "
         "False: the compile waits for the build.",
     )
+    repro_dir: str | None = _setting(
+        None,
+        "Folder for programs that repeat a compile which failed by a bug; the error names them. "
+        "They have the graph, but neither weights nor inputs. Default: a folder in Inductor's "
+        "cache folder.",
+        in_cache_key=False,
+    )
     progress: bool = _setting(
         True,
         "Whether a compile that takes longer than 3 s shows on the terminal what it is doing. "
