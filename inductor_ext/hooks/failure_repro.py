@@ -3,7 +3,8 @@
 The program has the graph, the settings, the options of Inductor and the versions. It has neither
 weights nor inputs: values are random. torch's own tools write it and minimize it
 (`torch._dynamo.repro.after_dynamo`); `inductor-ext minify` calls them. Errors that the extension
-raises on purpose are no bugs, and Dynamo's own exceptions control its tracing.
+raises on purpose are no bugs, nor are a full disk, a lack of memory or a missing compiler, and
+Dynamo's own exceptions control its tracing.
 """
 
 from __future__ import annotations
@@ -56,8 +57,19 @@ def report(
 
 
 def _is_bug(error: BaseException) -> bool:
+    """Whether neither the extension, nor Dynamo, nor the machine's state has caused the error."""
+    import torch
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    others = (
+        exc.InductorExtError,
+        InvalidCxxCompiler,
+        torch.OutOfMemoryError,
+        MemoryError,
+        OSError,
+    )
     return not any(
-        isinstance(cause, exc.InductorExtError) or type(cause).__module__ == "torch._dynamo.exc"
+        isinstance(cause, others) or type(cause).__module__ == "torch._dynamo.exc"
         for cause in _list_causes(error)
     )
 

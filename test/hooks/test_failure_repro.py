@@ -78,15 +78,20 @@ def test_a_bug_is_repeated_by_a_program(
     assert done.returncode == 0, done.stderr
 
 
-def test_errors_on_purpose_are_no_bugs(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = compile_and_fail(
+@pytest.mark.parametrize(
+    "error",
+    [
         exc.MissingKernelError(kernel="k", folder="f", why="it was not built"),
-        tmp_path,
-        monkeypatch,
-    )
-    assert list_notes(error) == []
+        OSError(28, "No space left on device"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_other_errors_are_no_bugs(
+    error: Exception, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = compile_and_fail(error, tmp_path, monkeypatch)
+    assert list_notes(raised) == []
     assert list(tmp_path.iterdir()) == []
 
 
