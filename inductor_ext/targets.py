@@ -251,7 +251,8 @@ def check(
     """
     if not targets:
         return
-    for target in targets:
+    # All GPUs have the same requirements.
+    for target in targets if targets[0].gpu is None else targets[:1]:
         _check(target, devices, options, settings)
 
 

@@ -25,6 +25,18 @@ def parse_positive(text: str) -> int:
     return parse_natural(text, 1)
 
 
+def add_options(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """Add the argument `--set NAME=VALUE`, which may be repeated."""
+    parser.add_argument(
+        "--set",
+        type=parse_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=meaning,
+    )
+
+
 def parse_option(text: str) -> tuple[str, Any]:
     """Parse NAME=VALUE; a value that is no Python literal is a string."""
     name, separator, value = text.partition("=")

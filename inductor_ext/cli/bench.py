@@ -12,7 +12,7 @@ from typing import Any
 
 from inductor_ext import exc
 from inductor_ext.cli import model_source
-from inductor_ext.cli.argument_types import parse_option, parse_positive
+from inductor_ext.cli.argument_types import add_options, parse_positive
 
 EXAMPLE = "inductor-ext bench model.py:make --mode max-autotune"
 EXIT_CODES = {
@@ -33,14 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dynamic", action="store_true", help="compile with dynamic shapes (dynamic=True)"
     )
-    parser.add_argument(
-        "--set",
-        type=parse_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of Inductor, for both compilers (not together with --mode)",
-    )
+    add_options(parser, "an option of Inductor, for both compilers (not together with --mode)")
     parser.add_argument(
         "--seconds",
         type=parse_positive,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from inductor_ext import exc
 from inductor_ext.cli import model_source
-from inductor_ext.cli.argument_types import parse_option
+from inductor_ext.cli.argument_types import add_options
 from inductor_ext.cpp_wrapper.package import output_path
 from inductor_ext.memory.planner.peak_report import human_bytes
 
@@ -52,13 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or name of a GPU (sm_90, H100), or ptx; by default on this machine. Several targets (the "
         "option again) give one package, from which the loader chooses",
     )
-    parser.add_argument(
-        "--set",
-        type=parse_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of Inductor or a setting of the extension, such as max_autotune=True",
+    add_options(
+        parser, "an option of Inductor or a setting of the extension, such as max_autotune=True"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

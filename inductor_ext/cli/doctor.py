@@ -10,11 +10,10 @@ import json
 import os
 import textwrap
 
-from inductor_ext import exc
 from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.report import bug_report
 from inductor_ext.report.doctor import Cache, Device, Report, examine
-from inductor_ext.storage.atomic import atomic_write
+from inductor_ext.report.text import write_file
 from inductor_ext.toolchain.components import Component
 
 EXAMPLE = "inductor-ext doctor"
@@ -171,9 +170,5 @@ def _write(path: str, text: str) -> None:
     if path == "-":
         print(text, end="")
         return
-    try:
-        with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise exc.BadReportFileError.not_writable(path, error.strerror) from None
+    write_file(path, text)
     print(f"Complete the first sections of {path}, and paste it into a new issue.")

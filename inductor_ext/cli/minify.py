@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 from inductor_ext import exc
-from inductor_ext.storage.atomic import atomic_write
+from inductor_ext.report.text import write_file
 
 EXAMPLE = "inductor-ext minify repro_0123456789ab.py --output smaller.py"
 EXIT_CODES = {0: "the shorter program was written", 2: "the program does not fail, or is missing"}
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not steps:
             raise _error(source, f"torch's minifier found no error in it (exit status {code})")
         nodes, smallest = min(steps)
-        _write(output, _read_header(source) + smallest.read_text())
+        write_file(output, _read_header(source) + smallest.read_text())
     if arguments.json:
         print(json.dumps({"file": output, "nodes": nodes}))
     else:
@@ -88,14 +88,6 @@ def _read_header(path: str) -> str:
     with open(path, encoding="utf-8") as file:
         lines = itertools.takewhile(lambda line: line.startswith(_HEADER), file)
         return "".join(lines)
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise exc.BadReportFileError.not_writable(path, error.strerror) from None
 
 
 def _error(path: str, why: str) -> exc.BadReportFileError:

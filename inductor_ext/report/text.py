@@ -1,10 +1,13 @@
-"""Text of reports: names of compiled callables, counts, tables."""
+"""Text of reports: names of compiled callables, counts, tables, files."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
+
+from inductor_ext import exc
+from inductor_ext.storage.atomic import atomic_write
 
 
 def qualified_name(target: Any) -> str:
@@ -35,3 +38,16 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
             [cell.rjust(width) if index in right else cell.ljust(width) for cell in column]
         )
     return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
+def write_file(path: str, text: str) -> None:
+    """Write a text to a file, which appears complete or not at all.
+
+    Raises:
+        exc.BadReportFileError: the file cannot be written.
+    """
+    try:
+        with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise exc.BadReportFileError.not_writable(path, error.strerror) from None
