@@ -17,7 +17,7 @@ from html import escape
 from inductor_ext.memory.planner import peak_report
 from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.report import model_state, other_sizes, page_style, page_terms
+from inductor_ext.report import html_parts, model_state, other_sizes, page_terms
 from inductor_ext.report.memory_measure import Measured
 from inductor_ext.report.model_state import ModelState
 from inductor_ext.report.other_sizes import BatchPeak
@@ -62,35 +62,52 @@ def page(content: Content, top: int) -> str:
         top: maximum number of rows in the table of each peak.
     """
     groups = ModuleGroups(content.records)
-    title = escape(content.title)
-    body = [f"<h1>Memory of {title}</h1>", _render_keys(), groups.legend()]
+    body = [f"<h1>Memory of {escape(content.title)}</h1>", *render_legends(groups)]
     body += [page_terms.render_terms(_select_terms(content))]
     if content.state:
         body.append(_render_state(content.state))
     body += _render_steps(content.steps)
-    for index, (record, caption) in enumerate(zip(content.records, content.captions, strict=True)):
-        body.append(f"<h2>{index + 1}. {escape(caption)}</h2>")
-        for number, device in enumerate(peak_report.devices(record)):
-            body += [
-                PlanChart(record, device, groups).svg(f"p{index}d{number}"),
-                _render_peak_table(record, device, top),
-                _render_profile(record, device),
-            ]
-        if not peak_report.devices(record):
-            body.append("<p>No memory is allocated.</p>")
-    if not content.records:
-        body.append("<p>No memory is allocated.</p>")
+    body += render_plans(content.records, content.captions, groups, top)
     if content.batches:
         body.append(_render_batches(content.batches))
     if content.measured:
         body.append(_render_measured_table(content.measured))
-    return (
-        "<!DOCTYPE html>\n"
-        '<html xmlns="http://www.w3.org/1999/xhtml" lang="en">\n<head>\n<meta charset="utf-8"/>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>\n'
-        f"<title>Memory of {title}</title>\n<style>{page_style.STYLE}{groups.style()}</style>\n"
-        "</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
-    )
+    return html_parts.render_document(f"Memory of {content.title}", body, groups.style())
+
+
+def render_legends(groups: ModuleGroups) -> list[str]:
+    """Return the legends of the drawings: what lines and areas mean, and the modules."""
+    return [_render_keys(), groups.legend()]
+
+
+def render_plans(
+    records: Sequence[MemoryPlanRecord],
+    captions: Sequence[str],
+    groups: ModuleGroups,
+    top: int,
+    heading: str = "h2",
+) -> Iterator[str]:
+    """Yield a heading, drawings and tables for each plan.
+
+    Args:
+        records: the plans.
+        captions: one line for each of them.
+        groups: the colours of the modules.
+        top: maximum number of rows in the table of each peak.
+        heading: tag of the headings.
+    """
+    for index, (record, caption) in enumerate(zip(records, captions, strict=True)):
+        yield f"<{heading}>{index + 1}. {escape(caption)}</{heading}>"
+        for number, device in enumerate(peak_report.devices(record)):
+            drawing = PlanChart(record, device, groups).svg(f"p{index}d{number}")
+            label = f"Drawing of plan {index + 1} on {device}"
+            yield html_parts.make_scrollable(drawing, label)
+            yield _render_peak_table(record, device, top)
+            yield _render_profile(record, device)
+        if not peak_report.devices(record):
+            yield "<p>No memory is allocated.</p>"
+    if not records:
+        yield "<p>No memory is allocated.</p>"
 
 
 def _render_keys() -> str:
@@ -119,17 +136,7 @@ def _select_terms(content: Content) -> dict[str, str]:
 
 def _render_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]], n: int) -> str:
     """Return a table whose first `n` columns are numbers."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        scope = ' scope="col"' if tag == "th" else ""
-        numbers = [f'<{tag}{scope} class="n">{escape(cell)}</{tag}>' for cell in cells[:n]]
-        return "".join(numbers + [f"<{tag}{scope}>{escape(cell)}</{tag}>" for cell in cells[n:]])
-
-    body = "".join(f"<tr>{line(row, 'td')}</tr>\n" for row in rows)
-    return (
-        f"<table><caption>{escape(caption)}</caption>\n<thead><tr>{line(heads, 'th')}</tr></thead>"
-        f"\n<tbody>{body}</tbody></table>"
-    )
+    return html_parts.render_table(caption, heads, rows, range(n))
 
 
 def _render_peak_table(record: MemoryPlanRecord, device: str, top: int) -> str:
@@ -168,7 +175,8 @@ def _render_steps(steps: Sequence[StepTimeline]) -> Iterator[str]:
     yield "<h2>The step over time</h2>"
     for number, device in enumerate(dict.fromkeys(step.device for step in steps)):
         on_device = [step for step in steps if step.device == device]
-        yield draw_timelines(f"s{number}", on_device)
+        drawing = draw_timelines(f"s{number}", on_device)
+        yield html_parts.make_scrollable(drawing, f"Drawing of the step on {device}")
         yield _render_table(
             f"Peaks of the step on {device}, above the level when it begins.",
             ("measured peak", "mode", "at the peak"),

@@ -31,6 +31,7 @@ from inductor_ext.memory.planner.peak_report import (
 )
 from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.report import (
+    html_parts,
     memory_html,
     memory_measure,
     model_state,
@@ -43,7 +44,6 @@ from inductor_ext.report.other_sizes import BatchPeak
 from inductor_ext.report.step_timeline import StepTimeline
 from inductor_ext.report.text import align_columns, format_count, qualified_name
 from inductor_ext.storage import json_codec
-from inductor_ext.storage.atomic import atomic_write
 
 if TYPE_CHECKING:
     import torch
@@ -226,15 +226,7 @@ class MemoryReport:
         Raises:
             exc.BadReportFileError: the file cannot be written.
         """
-        text = self.to_html(top)
-        try:
-            with (
-                atomic_write(path) as temporary,
-                open(temporary, "w", encoding="utf-8") as file,
-            ):
-                file.write(text)
-        except OSError as error:
-            raise exc.BadReportFileError.not_writable(os.fspath(path), str(error)) from None
+        html_parts.write_page(path, self.to_html(top))
 
 
 def headline(record: MemoryPlanRecord) -> str:

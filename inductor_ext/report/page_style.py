@@ -1,4 +1,4 @@
-"""Style sheet and colours of the HTML page of a memory report (pure).
+"""Style sheet and colours of the HTML pages of reports (pure).
 
 All colours are variables with one value for a light and one for a dark page. Text has a contrast of
 at least 4.5:1 to its background and graphics of at least 3:1, as level AA of WCAG 2.2 requires
@@ -99,6 +99,26 @@ th { font-weight: 600; border-bottom: 1px solid var(--line); }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 dt { font-weight: 600; margin-top: 0.5em; } dd { margin-left: 1.5em; }
 summary { cursor: pointer; }
+h1, h2, h3, p, dd, caption, summary { overflow-wrap: anywhere; }
+h3 { font-size: 1em; margin: 1.6em 0 0.4em; }
+a { color: var(--m4); }
+:focus-visible { outline: 2px solid var(--text); outline-offset: 2px; }
+.skip { position: absolute; left: -999em; }
+.skip:focus { position: static; }
+nav ul { display: flex; flex-wrap: wrap; gap: 0.2em 1.2em; list-style: none; padding: 0; }
+.facts { display: grid; grid-template-columns: max-content 1fr; gap: 0.1em 1em; }
+.facts dt { margin: 0; } .facts dd { margin: 0; }
+.scroll { overflow-x: auto; }
+.scroll > svg { min-width: 720px; }
+.scroll caption { position: sticky; left: 0; }
+svg.bar { width: 12em; height: 1.2em; margin-top: 0.1em; }
+.bar-back { fill: var(--frame); }
+.bar-time { fill: var(--m1); }
+.bar-default { fill: var(--alive); }
+.bar-bound { stroke: var(--bound); stroke-width: 2; fill: none; vector-effect: non-scaling-stroke; }
+.key-time { height: 0.8em; border: 0; background: var(--m1); vertical-align: -0.1em; }
+.key-roofline { width: 0; height: 0.9em; border: 0; border-left: 2px solid var(--bound);
+  vertical-align: -0.1em; }
 """
 
 STYLE = (

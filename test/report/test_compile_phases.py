@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks.harness.compile_phases import FIRST_CALL, find_phase, sample_phases
+from inductor_ext.report.compile_phases import FIRST_CALL, find_phase, sample_phases
 
 _TORCH = "/site-packages/torch/"
 _OURS = "/inductor_ext/"
