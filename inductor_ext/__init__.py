@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.load.load import load
     from inductor_ext.hooks.activate import activate, install, uninstall
     from inductor_ext.options import list_mode_options, list_options
+    from inductor_ext.report.compile_report import report
     from inductor_ext.report.fit_batch import fit_batch
     from inductor_ext.report.gemm_report import explain
     from inductor_ext.report.memory_report import memory_report
@@ -37,7 +38,8 @@ _HOMES = {
 }
 """Public functions, mapped to the modules that define them."""
 
-_MODULES = ("config", "events", "exc")
+_MODULES = ("config", "events", "exc", "report")
+"""Modules by their own names. The package `report` can be called, like a function."""
 
 _RUNTIMES = {
     "arena_runtime": "memory.arena_runtime",
@@ -61,6 +63,7 @@ __all__ = [
     "list_options",
     "load",
     "memory_report",
+    "report",
     "uninstall",
 ]
 

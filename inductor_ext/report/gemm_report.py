@@ -49,6 +49,14 @@ class Gemm:
         time, bound = self.record.microseconds, self.record.roofline
         return bound / time if time and bound is not None else None
 
+    @property
+    def label(self) -> str:
+        """The operation, the sizes and the dtypes."""
+        record = self.record
+        if record.problem is None:
+            return f"{record.operator} {' x '.join(record.operands[:2])}"
+        return problem_words(record.problem)
+
 
 @dataclasses.dataclass(frozen=True)
 class GemmReport:
@@ -96,6 +104,10 @@ class GemmReport:
 
     def to_json(self) -> str:
         """Return the report as one JSON object."""
+        return json.dumps(self.as_json(), indent=1)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON-serializable values."""
         gemms = [
             {
                 **gemm.record.as_json(),
@@ -106,8 +118,7 @@ class GemmReport:
             for gemm in self.gemms
         ]
         attention = [record.as_json() for record in self.attention]
-        report = {"title": self.title, "gemms": gemms, "attention": attention}
-        return json.dumps(report, indent=1)
+        return {"title": self.title, "gemms": gemms, "attention": attention}
 
 
 def _format_attention(records: Sequence[AttentionRecord]) -> Iterator[str]:
@@ -133,18 +144,13 @@ def _format_modules(modules: Sequence[str]) -> Iterator[str]:
 
 def _format_row(number: int, gemm: Gemm) -> Sequence[str]:
     record = gemm.record
-    label = (
-        f"{record.operator} {' x '.join(record.operands[:2])}"
-        if record.problem is None
-        else problem_words(record.problem)
-    )
     numbers = (record.microseconds, record.stock_microseconds, record.roofline)
     share = "" if gemm.share is None else f"{gemm.share:.0%}"
     cells = ("" if value is None else f"{value:.1f}" for value in numbers)
     return (
         f"{number}.",
         str(len(gemm.modules)),
-        label,
+        gemm.label,
         config_words(record.chosen),
         *cells,
         share,
@@ -197,6 +203,22 @@ def explain(
         exc.UnknownModeError, exc.UnknownOptionError, exc.BadOptionError: raised before compiling.
         Exception: raised by compiling or calling `fn`.
     """
+    target, compiled = compile_separately(fn, mode, options, dynamic)
+    with listen() as compiled_gemms, events.capture(AttentionRecord) as attention:
+        compiled(*args, **kwargs)
+    return GemmReport(qualified_name(target), compiled_gemms(), tuple(attention))
+
+
+def compile_separately(
+    fn: Callable[..., Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    dynamic: bool | None,
+) -> tuple[Any, Callable[..., Any]]:
+    """Return the original function of `fn`, and a compiled one that shares no code with others.
+
+    Args and errors as `explain`. It is compiled when it is called.
+    """
     from torch._dynamo.backends.registry import lookup_backend
 
     from inductor_ext.options import split_options
@@ -209,9 +231,7 @@ def explain(
     def backend(gm: Any, inputs: Any) -> Any:
         return compile_graph(gm, inputs, mode=mode, options=options)
 
-    with listen() as compiled_gemms, events.capture(AttentionRecord) as attention:
-        _compat.compile_apart(target, backend=backend, dynamic=dynamic)(*args, **kwargs)
-    return GemmReport(qualified_name(target), compiled_gemms(), tuple(attention))
+    return target, _compat.compile_apart(target, backend=backend, dynamic=dynamic)
 
 
 # --- listening to a compile ---------------------------------------------------------------------

@@ -194,13 +194,13 @@ def text(report: Report, top: int = 10) -> str:
     size, models = human_bytes(report.bytes), format_count(len(content.models), "model")
     lines = [
         f"{report.path}: {size}, {models}, manifest of format {content.format}",
-        f"compiled by  {_format_versions(content)}",
+        f"compiled by  {format_versions(content)}",
         f"compiled for {' '.join(content.platform.values()) or 'any platform'}",
     ]
     if report.signers:
         keys = ", ".join(report.signers)
         lines.append(f"signed by    key {keys} (`inductor-ext verify --key` checks it)")
-    lines += [f"{key:<12} {_format_value(value)}" for key, value in content.provenance.items()]
+    lines += [f"{key:<12} {format_value(value)}" for key, value in content.provenance.items()]
     for name, model in content.models.items():
         lines += ["", *_format_model(name, model, report.misfits[name], top)]
     return "\n".join([*lines, "", *_format_files(report)])
@@ -221,7 +221,8 @@ def _format_default(report: Report) -> Iterator[str]:
     yield ""
 
 
-def _format_versions(content: manifest.Manifest) -> str:
+def format_versions(content: manifest.Manifest) -> str:
+    """Format the versions that compiled the package."""
     versions = [
         f"{name.replace('_', ' ') if name != 'inductor_ext' else name} {value}"
         for name, value in content.versions.items()
@@ -239,10 +240,10 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
         yield "  library      none: the package contains its sources"
     if model.variants:
         yield "  targets"
-        yield from _format_table(map(_format_target, variants.candidates(model)))
+        yield from _format_table(map(format_target, variants.candidates(model)))
     else:
         if model.cpu_features:
-            yield f"  CPU needs    {_format_features(model.cpu_features)}"
+            yield f"  CPU needs    {format_features(model.cpu_features)}"
         if model.cuda_architectures:
             yield f"  compiled for {', '.join(model.cuda_architectures)}"
     if model.torch_functions:
@@ -250,13 +251,13 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
         yield f"  torch        it calls {functions} of torch (listed by --json)"
     signature = model.signature
     yield "  inputs"
-    yield from _format_table(_format_inputs(signature.get("inputs", ())))
-    conditions = list(_format_conditions(signature))
+    yield from _format_table(format_inputs(signature.get("inputs", ())))
+    conditions = list(format_conditions(signature))
     if conditions:
         yield "  where"
         yield from (f"    {condition}" for condition in conditions)
     yield "  outputs"
-    yield from _format_table(_format_outputs(signature.get("outputs", ())))
+    yield from _format_table(format_outputs(signature.get("outputs", ())))
     if model.constants:
         yield from _format_constants(model, top)
     if model.kernels:
@@ -265,7 +266,7 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
             (kernel.name, kernel.device, ", ".join(kernel.operators)) for kernel in model.kernels
         )
     if model.memory:
-        yield f"  memory       {_format_memory(model.memory)}"
+        yield f"  memory       {format_memory(model.memory)}"
     if model.self_test:
         results = format_count(self_test.count_results(model.self_test), "result")
         yield f"  self test    {results} (`inductor-ext verify --run` compares them)"
@@ -274,13 +275,13 @@ def _format_model(name: str, model: manifest.Model, misfit: str | None, top: int
         yield f"  options      {', '.join(pairs)}"
 
 
-def _format_target(model: manifest.Model) -> tuple[str, ...]:
+def format_target(model: manifest.Model) -> tuple[str, ...]:
     """Return a row for a target: its name, requirements and number of kernels."""
-    needs = ", ".join(model.cuda_architectures) or _format_features(model.cpu_features)
+    needs = ", ".join(model.cuda_architectures) or format_features(model.cpu_features)
     return str(model.target), needs, format_count(len(model.kernels), "kernel")
 
 
-def _format_features(features: Sequence[str]) -> str:
+def format_features(features: Sequence[str]) -> str:
     """Format CPU features as the largest baseline level included, and the additional features."""
     feature_set = set(features)
     levels = [
@@ -294,24 +295,26 @@ def _format_features(features: Sequence[str]) -> str:
     return ", ".join([level, *sorted(feature_set - cpu_isa.LEVELS[level])])
 
 
-def _format_inputs(inputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def format_inputs(inputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield the name of each input and what it has to be."""
     for inp in inputs:
         name, kind = str(inp.get("name")), inp.get("kind")
         if kind == "tensor":
             yield name, *_format_tensor(inp)
         elif kind == "constant":
-            yield name, f"always {_format_value(inp.get('value'))}"
+            yield name, f"always {format_value(inp.get('value'))}"
         else:
             yield name, str(inp.get("type")), str(inp.get("symbol"))
 
 
-def _format_outputs(outputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def format_outputs(outputs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield the name of each output and what it is."""
     for output in outputs:
         name, kind = output.get("path") or "result", output.get("kind")
         if kind == "tensor":
             yield name, *_format_tensor(output)
         elif kind in ("constant", "none"):
-            yield name, f"always {_format_value(output.get('value'))}"
+            yield name, f"always {format_value(output.get('value'))}"
         else:
             yield name, str(output.get("type")), str(output.get("value"))
 
@@ -330,7 +333,8 @@ def _format_extents(extents: Sequence[object]) -> str:
     return f"[{', '.join(map(str, extents))}]"
 
 
-def _format_conditions(signature: Mapping[str, Any]) -> Iterator[str]:
+def format_conditions(signature: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the conditions on the sizes of the inputs."""
     for name, limits in signature.get("symbols", {}).items():
         low, high = limits.get("min"), limits.get("max")
         left = f"{low} <= " if low is not None else ""
@@ -342,6 +346,14 @@ def _format_conditions(signature: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _format_constants(model: manifest.Model, top: int) -> Iterator[str]:
+    yield f"  constants    {summarize_constants(model)}"
+    yield from _format_table(format_constants(model, top))
+    if len(model.constants) > top:
+        yield f"    and {len(model.constants) - top} smaller ones"
+
+
+def summarize_constants(model: manifest.Model) -> str:
+    """Return the number of constants, their size, and where they are stored."""
     # Several constants may be views of one storage.
     storages = {
         (constant.offset if constant.offset is not None else constant.name): constant.bytes
@@ -352,24 +364,23 @@ def _format_constants(model: manifest.Model, top: int) -> Iterator[str]:
         place = f"outside, SHA-256 {model.outside.sha256[:12]}"
     elif model.weights is not None:
         place = "mapped"
-    total = human_bytes(sum(storages.values()))
-    yield f"  constants    {len(model.constants)}, {total}, {place}"
-    largest = sorted(model.constants, key=lambda constant: -constant.bytes)[:top]
-    yield from _format_table(
-        (
+    return f"{len(model.constants)}, {human_bytes(sum(storages.values()))}, {place}"
+
+
+def format_constants(model: manifest.Model, top: int) -> Iterator[tuple[str, ...]]:
+    """Yield the name, dtype, shape, size and digest of the `top` largest constants."""
+    for tensor in sorted(model.constants, key=lambda constant: -constant.bytes)[:top]:
+        yield (
             tensor.fqn or tensor.name,
             tensor.dtype,
             _format_extents(tensor.shape),
             human_bytes(tensor.bytes),
             "folded" if tensor.folded else (tensor.sha256 or "")[:12],
         )
-        for tensor in largest
-    )
-    if len(model.constants) > top:
-        yield f"    and {len(model.constants) - top} smaller ones"
 
 
-def _format_memory(memory: Mapping[str, Any]) -> str:
+def format_memory(memory: Mapping[str, Any]) -> str:
+    """Format the summary of the memory plan."""
     parts = []
     for key, value in memory.items():
         name = key.replace("_", " ")
@@ -400,7 +411,8 @@ def _format_table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
     return (f"    {line}" for line in align_columns(list(rows)))
 
 
-def _format_value(value: object) -> str:
+def format_value(value: object) -> str:
+    """Format a value of the manifest."""
     return value if isinstance(value, str) and value.isprintable() else repr(value)
 
 

@@ -114,7 +114,6 @@ nav ul { display: flex; flex-wrap: wrap; gap: 0.2em 1.2em; list-style: none; pad
 svg.bar { width: 12em; height: 1.2em; margin-top: 0.1em; }
 .bar-back { fill: var(--frame); }
 .bar-time { fill: var(--m1); }
-.bar-default { fill: var(--alive); }
 .bar-bound { stroke: var(--bound); stroke-width: 2; fill: none; vector-effect: non-scaling-stroke; }
 .key-time { height: 0.8em; border: 0; background: var(--m1); vertical-align: -0.1em; }
 .key-roofline { width: 0; height: 0.9em; border: 0; border-left: 2px solid var(--bound);

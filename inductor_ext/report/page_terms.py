@@ -87,12 +87,13 @@ BATCH_TERMS = {
 }
 
 
-def render_terms(terms: dict[str, str]) -> str:
-    """Return the HTML of the list of terms."""
+def render_terms(terms: dict[str, str], *, is_open: bool = True) -> str:
+    """Return the HTML of the list of terms, which can be opened and closed."""
+    attribute = ' open="open"' if is_open else ""
     entries = "".join(
         f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>\n" for term, text in terms.items()
     )
     return (
-        '<details open="open"><summary>What the numbers mean</summary>\n'
+        f"<details{attribute}><summary>What the numbers mean</summary>\n"
         f"<dl>{entries}</dl></details>"
     )
