@@ -50,13 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             are checked before the program runs.
         BaseException: raised by the program.
     """
-    if not os.path.isfile(arguments.script):
-        raise exc.BadReportFileError(
-            file=arguments.script,
-            where="",
-            why="the file does not exist",
-            fix="Pass the path of a Python program.",
-        )
+    check_program(arguments.script)
     # The program may change the working directory.
     out = None if arguments.json is None else os.path.abspath(arguments.json)
     if out is not None:
@@ -67,17 +61,33 @@ def run(arguments: argparse.Namespace) -> int:
         events.capture(AttentionRecord) as attention,
     ):
         try:
-            return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
+            return run_program(arguments.script, arguments.arguments, arguments.max_autotune)
         finally:
             report = GemmReport(arguments.script, compiled_gemms(), tuple(attention))
             print(report.table(candidates=arguments.candidates))
             if not compiles:
-                print(_explain_empty_report())
+                print(explain_empty_report())
             if out is not None:
                 _write(out, report.to_json(), "w")
 
 
-def _explain_empty_report() -> str:
+def check_program(path: str) -> None:
+    """Raise an error if the program does not exist.
+
+    Raises:
+        exc.BadReportFileError: it does not exist.
+    """
+    if not os.path.isfile(path):
+        raise exc.BadReportFileError(
+            file=path,
+            where="",
+            why="the file does not exist",
+            fix="Pass the path of a Python program.",
+        )
+
+
+def explain_empty_report() -> str:
+    """Return why the report on a program is empty."""
     if not config.snapshot().enabled:
         return "The extension is disabled: the setting enabled is False."
     return (
@@ -94,7 +104,14 @@ def _write(path: str, text: str, mode: str) -> None:
         raise exc.BadReportFileError.not_writable(path, error.strerror) from None
 
 
-def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
+def run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
+    """Run a program with the extension active, and return its exit code.
+
+    Args:
+        script: the Python file.
+        arguments: of the program.
+        max_autotune: whether to set Inductor's option of this name.
+    """
     from torch._inductor import config as inductor_config
 
     before = sys.argv, sys.path[0]

@@ -33,6 +33,7 @@ COMMANDS = {
     "inspect": "show the contents, signatures and requirements of a package",
     "memory": "show how a compiled model uses memory",
     "plan": "plan memory for the buffers in a CSV file",
+    "report": "write one HTML page about what a program compiles, or about a package",
     "sign": "sign a package with an Ed25519 key",
     "tune": "show, export, import or clear tuning results of GEMMs",
     "verify": "check that a package is intact, and who has signed it",

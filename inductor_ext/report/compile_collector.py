@@ -38,7 +38,7 @@ def observe() -> Iterator[Callable[[str], CompileFacts]]:
         events.capture(MemoryPlanRecord) as plans,
         events.capture(AttentionRecord) as attention,
         events.capture(TuningRecord) as tuned,
-        sample_phases() as seconds,
+        sample_phases(only_compiles=True) as seconds,
     ):
 
         def collect(title: str) -> CompileFacts:

@@ -53,6 +53,9 @@ pattern that any of its frames matches; if there is none, to the first call of w
 
 FIRST_CALL = "first call"
 
+_COMPILE = re.compile(r"/_dynamo/convert_frame\.py:|/_inductor/compile_fx\.py:")
+"""Frames of every compile: Dynamo's, and Inductor's for a backward graph."""
+
 _PATTERNS = [re.compile(pattern) for pattern in PHASES.values()]
 
 
@@ -79,11 +82,15 @@ def _walk(frame: FrameType | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def sample_phases(interval: float = 0.005) -> Iterator[dict[str, float]]:
+def sample_phases(
+    interval: float = 0.005, *, only_compiles: bool = False
+) -> Iterator[dict[str, float]]:
     """Sample the thread that enters this context; yield the seconds of each phase.
 
     Args:
         interval: seconds between two samples.
+        only_compiles: whether everything outside of compiles counts as `FIRST_CALL`, such as the
+            imports of a program.
 
     Yields:
         A dictionary that is complete after the context.
@@ -95,7 +102,9 @@ def sample_phases(interval: float = 0.005) -> Iterator[dict[str, float]]:
         is_last = False
         while not is_last:
             is_last = stop.wait(interval)
-            phase = find_phase(_walk(sys._current_frames().get(ident)))
+            frames = list(_walk(sys._current_frames().get(ident)))
+            counts = not only_compiles or any(map(_COMPILE.search, frames))
+            phase = find_phase(frames) if counts else FIRST_CALL
             now = time.perf_counter()
             seconds[phase] += now - last
             last = now

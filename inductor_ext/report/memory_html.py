@@ -11,7 +11,7 @@ well-formed XML.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 
 from inductor_ext.memory.planner import peak_report
@@ -51,6 +51,11 @@ _KEYS = {
 }
 """The legend: CSS classes and what they stand for."""
 
+_PLAN_KEYS = {
+    classes: text.partition(" (")[0] for classes, text in _KEYS.items() if classes != "key key-call"
+}
+"""The same without a step."""
+
 _MOST_PROFILE_ROWS = 40
 
 
@@ -62,7 +67,7 @@ def page(content: Content, top: int) -> str:
         top: maximum number of rows in the table of each peak.
     """
     groups = ModuleGroups(content.records)
-    body = [f"<h1>Memory of {escape(content.title)}</h1>", *render_legends(groups)]
+    body = [f"<h1>Memory of {escape(content.title)}</h1>", _render_keys(_KEYS), groups.legend()]
     body += [page_terms.render_terms(_select_terms(content))]
     if content.state:
         body.append(_render_state(content.state))
@@ -76,8 +81,8 @@ def page(content: Content, top: int) -> str:
 
 
 def render_legends(groups: ModuleGroups) -> list[str]:
-    """Return the legends of the drawings: what lines and areas mean, and the modules."""
-    return [_render_keys(), groups.legend()]
+    """Return the legends of the drawings of plans: what lines and areas mean, and the modules."""
+    return [_render_keys(_PLAN_KEYS), groups.legend()]
 
 
 def render_plans(
@@ -110,9 +115,9 @@ def render_plans(
         yield "<p>No memory is allocated.</p>"
 
 
-def _render_keys() -> str:
+def _render_keys(keys: Mapping[str, str]) -> str:
     entries = "".join(
-        f'<span><i class="{classes}"></i>{escape(text)}</span> ' for classes, text in _KEYS.items()
+        f'<span><i class="{classes}"></i>{escape(text)}</span> ' for classes, text in keys.items()
     )
     return f'<p class="legend">{entries}</p>'
 

@@ -79,3 +79,21 @@ def test_every_second_belongs_to_a_phase() -> None:
     end = time.perf_counter()
     assert left - entered <= sum(seconds.values()) <= end - start
     assert seconds.keys() <= {FIRST_CALL, "import"}
+
+
+def test_only_compiles_count_if_asked() -> None:
+    with sample_phases(interval=0.001, only_compiles=True) as seconds:
+        _wait_in("/site-packages/importlib.py", "_find_and_load")
+    assert seconds.keys() == {FIRST_CALL}
+    with sample_phases(interval=0.001, only_compiles=True) as seconds:
+        _wait_in("/torch/_dynamo/convert_frame.py", "_compile")
+    assert seconds["dynamo"] > 0.04
+
+
+def _wait_in(file: str, name: str) -> None:
+    """Wait in a function of a file that does not exist."""
+    scope: dict[str, object] = {"sleep": time.sleep}
+    exec(compile(f"def {name}():\n    sleep(0.05)", file, "exec"), scope)
+    function = scope[name]
+    assert callable(function)
+    function()
