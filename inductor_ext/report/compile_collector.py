@@ -21,7 +21,7 @@ from inductor_ext.memory.records import MemoryPlanRecord
 from inductor_ext.report import kernel_times
 from inductor_ext.report.compile_facts import CompileFacts, Phase
 from inductor_ext.report.compile_phases import FIRST_CALL, sample_phases
-from inductor_ext.report.gemm_report import GemmReport, compile_separately, listen
+from inductor_ext.report.gemm_report import GemmReport, KernelFusion, compile_separately, listen
 from inductor_ext.report.text import qualified_name
 from inductor_ext.templates.records import TuningRecord
 
@@ -32,8 +32,9 @@ def observe() -> Iterator[Callable[[str], CompileFacts]]:
 
     Call it after the context has ended: the phases are complete only then.
     """
+    other_kernels: list[KernelFusion] = []
     with (
-        listen() as compiled_gemms,
+        listen(other_kernels) as compiled_gemms,
         events.capture(CompileRecord) as graphs,
         events.capture(MemoryPlanRecord) as plans,
         events.capture(AttentionRecord) as attention,
@@ -47,6 +48,7 @@ def observe() -> Iterator[Callable[[str], CompileFacts]]:
                 title=title,
                 environment=(),
                 gemms=GemmReport(title, compiled_gemms(), tuple(attention)),
+                other_kernels=tuple(other_kernels),
                 plans=tuple(plans),
                 graphs=tuple(graphs),
                 phases=tuple(sorted(phases, key=lambda phase: -phase.seconds)),

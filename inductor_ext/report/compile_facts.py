@@ -10,7 +10,7 @@ from typing import Any
 
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.report.gemm_report import GemmReport
+from inductor_ext.report.gemm_report import GemmReport, KernelFusion
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +60,8 @@ class CompileFacts:
     """The graphs in the order of their compiles, with all caches of compiled code off."""
     phases: tuple[Phase, ...]
     """Of the compile, the longest first."""
+    other_kernels: tuple[KernelFusion, ...] = ()
+    """Kernels without GEMMs that are fused, or whose results other kernels use."""
     tuned: int = 0
     """GEMMs that were benchmarked during the compile."""
     kernels: KernelProfile | None = None
@@ -85,6 +87,7 @@ class CompileFacts:
             "title": self.title,
             "environment": dict(self.environment),
             **self.gemms.as_json(),
+            "other_kernels": [dataclasses.asdict(kernel) for kernel in self.other_kernels],
             "plans": [plan.as_json() for plan in self.plans],
             "graphs": [graph.as_json() for graph in self.graphs],
             "phases": [dataclasses.asdict(phase) for phase in self.phases],

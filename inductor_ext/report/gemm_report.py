@@ -59,6 +59,15 @@ class Gemm:
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelFusion:
+    """A kernel without a GEMM that computes several operators, or that could have."""
+
+    operators: tuple[str, ...]
+    separate: tuple[str, ...]
+    """Operators that use the result in a separate kernel, with the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
 class GemmReport:
     """The GEMMs of a model. `str()` is the table."""
 
@@ -238,13 +247,21 @@ def compile_separately(
 
 
 @contextlib.contextmanager
-def listen() -> Iterator[Callable[[], tuple[Gemm, ...]]]:
-    """Disable caches of compiled code; yield a function that returns the GEMMs compiled so far."""
+def listen(
+    other_kernels: list[KernelFusion] | None = None,
+) -> Iterator[Callable[[], tuple[Gemm, ...]]]:
+    """Disable caches of compiled code; yield a function that returns the GEMMs compiled so far.
+
+    Args:
+        other_kernels: a list to which fusions of the kernels without GEMMs are appended.
+    """
     from torch._functorch import config as aot_config
     from torch._inductor import config as inductor_config
 
     fusions = _Fusions(
-        inductor_config._pre_fusion_custom_pass, inductor_config._post_fusion_custom_pass
+        inductor_config._pre_fusion_custom_pass,
+        inductor_config._post_fusion_custom_pass,
+        other_kernels=other_kernels,
     )
     # Not force_disable_caches: it also disables the tuning results.
     off = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
@@ -277,12 +294,18 @@ class _Fusions:
     messages about pairs that it did not fuse.
     """
 
-    def __init__(self, *others: Callable[[list[Any]], list[Any]] | None) -> None:
+    def __init__(
+        self,
+        *others: Callable[[list[Any]], list[Any]] | None,
+        other_kernels: list[KernelFusion] | None = None,
+    ) -> None:
         """
         Args:
             others: the passes already installed before and after fusion; they are called first.
+            other_kernels: see `listen`.
         """
         self._others = others
+        self._other_kernels = other_kernels
         self._found: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._reasons: dict[tuple[str, str], str] = {}
 
@@ -316,7 +339,29 @@ class _Fusions:
             for product in _find_gemms(member):
                 around = self._around(product, member, kernel_of)
                 self._found[id(node_info.get(product).record)] = around
+        if self._other_kernels is not None:
+            self._other_kernels += self._find_other_fusions(nodes, kernel_of)
         return nodes
+
+    def _find_other_fusions(
+        self, nodes: list[Any], kernel_of: Mapping[str, Any]
+    ) -> Iterator[KernelFusion]:
+        """Yield the kernels without GEMMs that are fused, or whose results others use."""
+        for kernel in nodes:
+            members = list(kernel.get_nodes())
+            if any(_is_apart(member) for member in members):
+                continue
+            operators = dict.fromkeys(name for node in members for name in _list_operators(node))
+            separate: dict[str, None] = {}
+            for member in members:
+                for user in (use.node for out in member.get_outputs() for use in out.users):
+                    other = kernel_of.get(user.get_name())
+                    if other is None or other is kernel or _is_apart(user):
+                        continue
+                    names = ", ".join(_list_operators(user)) or user.get_name()
+                    separate[f"{names} ({self._reason(member, user)})"] = None
+            if len(operators) > 1 or separate:
+                yield KernelFusion(tuple(operators), tuple(separate))
 
     def _around(
         self, product: Any, member: Any, kernel_of: Mapping[str, Any]
@@ -370,6 +415,13 @@ def _find_gemms(node: Any) -> Iterator[Any]:
         for origin in getattr(node.node, "origins", None) or ():
             if node_info.get(origin).record is not None:
                 yield origin
+
+
+def _is_apart(node: Any) -> bool:
+    """Whether a scheduler node computes a GEMM, or is one of the results of a library kernel."""
+    from torch._inductor import ir
+
+    return isinstance(node.node, ir.MultiOutput) or next(_find_gemms(node), None) is not None
 
 
 def _find_descendants(node: Any) -> set[Any]:

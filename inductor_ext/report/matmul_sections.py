@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.report.gemm_report import Gemm, GemmReport
+from inductor_ext.report.gemm_report import Gemm, GemmReport, KernelFusion
 from inductor_ext.report.html_parts import draw_bar, render_paragraph, render_table
 from inductor_ext.report.text import format_count
 from inductor_ext.templates.format import config_words
@@ -138,15 +137,17 @@ def compare_times(report: GemmReport) -> str:
 # --- fusions ------------------------------------------------------------------------------------
 
 
-def render_fusions(report: GemmReport, plans: Sequence[MemoryPlanRecord]) -> Iterator[str]:
-    """Yield the fusions with matmuls, taken and missed, and the other kernels of several operators.
+def render_fusions(report: GemmReport, kernels: Sequence[KernelFusion]) -> Iterator[str]:
+    """Yield the fusions with matmuls, taken and missed, and those of other kernels.
 
     Args:
         report: the matmuls.
-        plans: memory plans, whose buffers name the operators of their kernels.
+        kernels: kernels without matmuls.
     """
     rows = [
-        row for number, gemm in enumerate(report.gemms, 1) for row in _list_fusions(number, gemm)
+        (f"{number}. {gemm.label}", *fusion)
+        for number, gemm in enumerate(report.gemms, 1)
+        for fusion in _list_fusions(gemm)
     ]
     if rows:
         yield render_table(
@@ -157,27 +158,37 @@ def render_fusions(report: GemmReport, plans: Sequence[MemoryPlanRecord]) -> Ite
         )
     else:
         yield render_paragraph("No operator was fused with a matmul, or could have been.")
-    kernels: dict[str, int] = {}
-    for storage in (storage for plan in plans for storage in plan.storages):
-        if ", " in storage.operator:
-            kernels[storage.operator] = kernels.get(storage.operator, 0) + 1
-    if kernels:
+    others = [
+        (f"{number}. {', '.join(kernel.operators)}", *fusion)
+        for number, kernel in enumerate(kernels, 1)
+        for fusion in [
+            *([("fused", ", ".join(kernel.operators), "")] if len(kernel.operators) > 1 else []),
+            *map(_split_reason, kernel.separate),
+        ]
+    ]
+    if others:
         yield render_table(
-            "Kernels that compute several operators, by the buffers that they write.",
-            ("operators", "buffers"),
-            [(operators, str(count)) for operators, count in kernels.items()],
-            (1,),
+            "Kernels without matmuls: the operators that they compute, and those that use the "
+            "result in another kernel, with the reason.",
+            ("kernel", "result", "operators", "reason"),
+            others,
             row_head=0,
         )
+    else:
+        yield render_paragraph("No other kernel was fused, or could have been.")
 
 
-def _list_fusions(number: int, gemm: Gemm) -> Iterator[Sequence[str]]:
-    name = f"{number}. {gemm.label}"
+def _list_fusions(gemm: Gemm) -> Iterator[tuple[str, str, str]]:
+    """Yield whether an operator is fused, its name, and the reason."""
     for operator in gemm.fused:
-        yield name, "fused", operator, ""
-    for text in gemm.separate:
-        operator, _, reason = text.removesuffix(")").partition(" (")
-        yield name, "not fused", operator, reason
+        yield "fused", operator, ""
+    yield from map(_split_reason, gemm.separate)
     for text in gemm.record.declined:
         operator, _, reason = text.partition(": ")
-        yield name, "not fused", operator, reason
+        yield "not fused", operator, reason
+
+
+def _split_reason(text: str) -> tuple[str, str, str]:
+    """Return the cells for an operator that is not fused, such as "softmax (a reduction)"."""
+    operator, _, reason = text.removesuffix(")").partition(" (")
+    return "not fused", operator, reason

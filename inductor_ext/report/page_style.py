@@ -111,7 +111,8 @@ nav ul { display: flex; flex-wrap: wrap; gap: 0.2em 1.2em; list-style: none; pad
 .scroll { overflow-x: auto; }
 .scroll > svg { min-width: 720px; }
 .scroll caption { max-width: calc(100vw - 32px); }
-th[scope="row"] { min-width: 11em; font-weight: 400; border-bottom: 0; }
+th[scope="row"] { min-width: 11em; font-weight: 400; border-bottom: 0; overflow-wrap: anywhere; }
+td.n { white-space: nowrap; } .scroll td:not(.n) { min-width: 6em; }
 section > h2 { font-size: 1.2em; }
 svg.bar { width: 12em; height: 1.2em; margin-top: 0.1em; }
 .bar-back { fill: var(--frame); }

@@ -35,7 +35,7 @@ def render_page(facts: CompileFacts, headlines: Sequence[str], top: int) -> str:
     groups = ModuleGroups(facts.plans)
     sections: list[Section] = [
         ("matmuls", "Matmuls", matmul_sections.render_matmuls(facts.gemms)),
-        ("fusions", "Fusions", matmul_sections.render_fusions(facts.gemms, facts.plans)),
+        ("fusions", "Fusions", matmul_sections.render_fusions(facts.gemms, facts.other_kernels)),
         ("memory", "Memory", _render_memory(facts.plans, headlines, groups, top)),
         ("kernels", "Kernels by time", _render_kernels(facts.kernels)),
         ("compile-time", "Compile time", _render_compile_time(facts)),
@@ -181,8 +181,8 @@ def _render_caches(facts: CompileFacts) -> Iterator[str]:
         len(gemm.modules) for gemm in facts.gemms.gemms if gemm.record.origin == "measured"
     )
     yield render_paragraph(
-        f"Tuning results: {facts.tuned} kinds of matmuls were benchmarked in this compile. "
-        f"{format_count(stored, 'matmul')} of the model have a tuning result."
+        f"Kinds of matmuls that were benchmarked in this compile: {facts.tuned}. Matmuls of the "
+        f"model with a tuning result: {stored}."
     )
 
 

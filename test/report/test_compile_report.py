@@ -151,7 +151,10 @@ def test_fusions_have_reasons() -> None:
         [name, "not fused", "softmax", "it is a reduction"],
         [name, "not fused", "gated <up>", "predicted to be slower"],
     ]
-    assert ["amax, sub", "2"] in rows(page, "Kernels that compute several operators")
+    assert rows(page, "Kernels without matmuls") == [
+        ["1. mul, sum", "fused", "mul, sum", ""],
+        ["1. mul, sum", "not fused", "sqrt", "nodes numel/rnumel incompatibility"],
+    ]
 
 
 def test_kernels_phases_and_caches() -> None:
@@ -169,7 +172,7 @@ def test_kernels_phases_and_caches() -> None:
     assert rows(page, "The graphs of the second compile") == [["1. inference", "9", "0.25", "hit"]]
     caches = section(page, "caches")
     assert "1 of 1 graph came from a cache, and Inductor took 0.25 s." in caches
-    assert "1 kinds of matmuls were benchmarked in this compile. 2 matmuls of" in caches
+    assert "benchmarked in this compile: 1. Matmuls of the model with a tuning result: 2." in caches
 
 
 def test_memory_is_compared_with_inductor() -> None:
@@ -265,6 +268,10 @@ def test_a_compiled_model_on_a_cpu(written: tuple[CompileReport, Path]) -> None:
     assert any("cpp_fused" in name for name in kernels)
     assert not any(name.startswith(("Torch-Compiled", "## Call")) for name in kernels)
     assert facts.compile_seconds > 0
+    # The first relu is an operator between two matmuls, and cannot be fused with either.
+    assert [gemm.separate for gemm in facts.gemms.gemms] == [
+        ("relu (library kernels cannot be fused)",)
+    ] * 2
     assert {phase.name for phase in facts.phases} >= {"code generation", "dynamo"}
     assert dict(facts.environment)["torch"] == torch.__version__
     assert dict(facts.environment)["device"].startswith("CPU (")
@@ -300,6 +307,19 @@ def test_a_bad_call_is_rejected_before_the_compile(tmp_path: Path) -> None:
         with pytest.raises(exc.UnknownOptionError):
             inductor_ext.report(fn, x, path=None, options={"max_autotun": True})
     assert not compiles
+
+
+def test_fusions_of_kernels_without_matmuls() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x.exp() + 1).sum(0).cumsum(0)
+
+    report = inductor_ext.report(program, torch.randn(64, 32), path=None, recompile=False)
+    assert report.facts.gemms.gemms == ()
+    (kernel,) = report.facts.other_kernels
+    assert kernel.operators == ("exp", "add", "sum")
+    ((operator, reason),) = [text.split(" (") for text in kernel.separate]
+    assert operator == "cumsum"
+    assert reason
 
 
 # Packages

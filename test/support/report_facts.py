@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.report.compile_facts import CompileFacts, KernelProfile, KernelTime, Phase
-from inductor_ext.report.gemm_report import Gemm, GemmReport
+from inductor_ext.report.gemm_report import Gemm, GemmReport, KernelFusion
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductCandidate, ProductRecord
 from inductor_ext.templates.triton.config import GemmConfig
@@ -59,6 +59,7 @@ FACTS = CompileFacts(
     plans=(SMALL, *WHOLE.records[:1]),
     graphs=(GRAPH,),
     phases=(Phase("code generation", 3.0), Phase("dynamo", 1.0)),
+    other_kernels=(KernelFusion(("mul", "sum"), ("sqrt (nodes numel/rnumel incompatibility)",)),),
     tuned=1,
     kernels=KernelProfile(
         "cuda",
