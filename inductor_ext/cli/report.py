@@ -8,11 +8,12 @@ contents, and the exit code is 0, or 2 if it cannot be read.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 
 from inductor_ext.cli import explain
-from inductor_ext.report import compile_collector, html_parts
+from inductor_ext.report import compile_collector, html_parts, kernel_times
 from inductor_ext.report.compile_report import CompileReport
 from inductor_ext.report.contents_report import ContentsReport, read_contents
 
@@ -35,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="OUT", help="also write the report as JSON")
     parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="run the program under torch's profiler, and report the kernels by time",
+    )
+    parser.add_argument(
         "--max-autotune",
         action="store_true",
         help="benchmark GEMMs without tuning results, even if the program does not set "
@@ -54,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         exc.BadPackageError, exc.IncompatibleArtifactError: see `read_contents`.
         BaseException: raised by the program.
     """
+    from torch._inductor import config as inductor_config
+
     # The program may change the working directory.
     out = os.path.abspath(arguments.output)
     json_out = None if arguments.json is None else os.path.abspath(arguments.json)
@@ -63,14 +71,23 @@ def run(arguments: argparse.Namespace) -> int:
         _write(read_contents(arguments.file), out, json_out)
         return 0
     explain.check_program(arguments.file)
+    kernels = None
     try:
-        with compile_collector.observe() as collect:
+        with contextlib.ExitStack() as stack:
+            if arguments.profile:
+                kernels = stack.enter_context(kernel_times.profile_program())
+                # So that the profiler sees every C++ kernel.
+                stack.enter_context(inductor_config.patch({"cpp.enable_kernel_profile": True}))
+            collect = stack.enter_context(compile_collector.observe())
             return explain.run_program(arguments.file, arguments.arguments, arguments.max_autotune)
     finally:
         facts = collect(arguments.file)
         environment = compile_collector.describe_environment(facts)
-        report = CompileReport(dataclasses.replace(facts, environment=environment))
-        _write(report, out, json_out)
+        facts = dataclasses.replace(facts, environment=environment)
+        if kernels is not None:
+            profile = dataclasses.replace(kernels(), scope="the program's compiled graphs")
+            facts = dataclasses.replace(facts, kernels=profile)
+        _write(CompileReport(facts), out, json_out)
         if not facts.graphs:
             print(explain.explain_empty_report())
 

@@ -25,13 +25,15 @@ class KernelTime:
 
 @dataclasses.dataclass(frozen=True)
 class KernelProfile:
-    """The kernels of one call, those that take most of the time first."""
+    """The kernels of a call or of a program, those that take most of the time first."""
 
     device: str
     """"cuda" or "cpu"."""
     kernels: tuple[KernelTime, ...]
     outside: float
     """Microseconds on the CPU in the wrapper code and the runtime, outside of the kernels."""
+    scope: str = "one call"
+    """What was profiled."""
 
     @property
     def total(self) -> float:

@@ -57,7 +57,7 @@ class CompileReport:
         lines = [str(facts.gemms), ""]
         lines += [memory_report.headline(plan) for plan in facts.plans]
         if facts.kernels is not None:
-            lines += ["", f"Kernels of one call on {facts.kernels.device}:"]
+            lines += ["", f"Kernels of {facts.kernels.scope} on {facts.kernels.device}:"]
             lines += [
                 f"{kernel.microseconds:>10.1f} us  {kernel.calls:>4}  {kernel.name}"
                 for kernel in facts.kernels.kernels[:_TEXT_KERNELS]
@@ -104,9 +104,9 @@ def report(
 ) -> CompileReport | ContentsReport:
     """Compile and call a function, or read a package, and write one HTML page about it.
 
-    The function is compiled with all caches of compiled code off, then called twice, the second
-    time under torch's profiler. It is then compiled again with the caches as configured, and called
-    five more times to measure a call. Nothing that was compiled before is used or changed.
+    The function is compiled with all caches of compiled code off, and called three times, the last
+    time under torch's profiler. Then it is compiled again with the caches as configured, and called
+    five times to measure a call. Nothing that was compiled before is used or changed.
 
     Args:
         target: a function or module. If it was returned by torch.compile, the original function or
@@ -134,27 +134,30 @@ def report(
     if path is not None:
         html_parts.check_writable(os.fspath(path))
     result: CompileReport | ContentsReport
+    choices: dict[str, Any] = {"mode": mode, "options": options, "dynamic": dynamic}
     if isinstance(target, (str, os.PathLike)):
-        if args or kwargs or mode is not None or options is not None or dynamic is not None:
-            raise exc.BadArgumentError(
-                name="args", actual="arguments", allowed="no arguments with the path of a package"
-            )
-        result = read_contents(os.fspath(target))
-    elif isinstance(target, type) or not callable(target):
-        raise exc.BadArgumentError(
-            name="target", actual=repr(target), allowed="a function, a module, or a path"
-        )
+        is_plain = not args and not kwargs and all(value is None for value in choices.values())
+        result = _report_package(target, is_plain)
     else:
-        facts = compile_collector.collect_facts(
-            target,
-            args,
-            kwargs,
-            mode=mode,
-            options=options,
-            dynamic=dynamic,
-            recompile=recompile,
-        )
-        result = CompileReport(facts)
+        result = _report_callable(target, args, kwargs, recompile=recompile, **choices)
     if path is not None:
         result.save(path)
     return result
+
+
+def _report_package(target: str | os.PathLike[str], is_plain: bool) -> ContentsReport:
+    if not is_plain:
+        raise exc.BadArgumentError(
+            name="args", actual="arguments", allowed="no arguments with the path of a package"
+        )
+    return read_contents(os.fspath(target))
+
+
+def _report_callable(
+    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **choices: Any
+) -> CompileReport:
+    if isinstance(target, type) or not callable(target):
+        raise exc.BadArgumentError(
+            name="target", actual=repr(target), allowed="a function, a module, or a path"
+        )
+    return CompileReport(compile_collector.collect_facts(target, args, kwargs, **choices))

@@ -114,7 +114,7 @@ def _render_kernels(profile: KernelProfile | None) -> Iterator[str]:
         name = format_count(len(hidden), "other kernel")
         rows.append((name, f"{rest:.1f}", f"{rest / profile.total:.1%}", "", ""))
     yield render_table(
-        f"Kernels on {profile.device} in one call under torch's profiler.",
+        f"Kernels on {profile.device} in {profile.scope} under torch's profiler.",
         ("kernel", "us", "share", "calls", "time"),
         rows,
         (1, 2, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -37,15 +38,34 @@ def test_a_program_runs_as_it_is(
     command = ["report", "-o", str(out), "--json", str(json_out), str(script), "--flag", "1"]
     assert main.main(command) == 3
     assert capsys.readouterr().out == f"24.0 --flag 1 __main__\nThe report is in {out}.\n"
-    html = out.read_text()
-    assert f"Report on {script}" in html
-    assert "aten.mm float32[2, 3] x float32[3, 4]" in html
-    assert "Not measured: no call was profiled." in html
+    page = out.read_text()
+    assert f"Report on {script}" in page
+    assert "aten.mm float32[2, 3] x float32[3, 4]" in page
+    assert "Not measured: no call was profiled." in page
     loaded = json.loads(json_out.read_text())
     assert len(loaded["gemms"]) == 1
     assert len(loaded["graphs"]) == 1
     assert "code generation" in {phase["name"] for phase in loaded["phases"]}
     assert loaded["environment"]["device"].startswith("CPU (")
+
+
+def test_a_program_under_the_profiler(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text(SCRIPT + "matmul(torch.ones(2, 3), torch.ones(3, 4))\ntorch.ones(3).cos()\n")
+    out, json_out = tmp_path / "page.html", tmp_path / "page.json"
+    command = ["report", "--profile", "-o", str(out), "--json", str(json_out), str(script)]
+    assert main.main(command) == 0
+    assert "The report is in" in capsys.readouterr().out
+    kernels = json.loads(json_out.read_text())["kernels"]
+    calls = {kernel["name"]: kernel["calls"] for kernel in kernels["kernels"]}
+    # Not the operators of the compile, and not those of eager mode. In the first call of a graph,
+    # torch may dispatch an operator twice.
+    assert calls["aten::mm"] in (2, 3)
+    assert not {"aten::cos", "aten::ones", "aten::sum"} & calls.keys()
+    assert "in the program's compiled graphs under torch's profiler." in html.unescape(
+        out.read_text()
+    )
 
 
 def test_a_failing_program_is_reported_up_to_the_failure(
