@@ -36,16 +36,7 @@ def render_matmuls(report: GemmReport) -> Iterator[str]:
                 "are benchmarked."
             )
         longest = max(time for gemm in report.gemms for time in (0.0, *_list_times(gemm)))
-        yield render_table(
-            "Matmuls in the order of their compiles. Equal ones of several modules share a row.",
-            (
-                *("matmul", "times", "us", "Inductor (default) us", "roofline us", "of roofline"),
-                *("time against the roofline", "kernel", "reason", "modules"),
-            ),
-            [_render_row(number, gemm, longest) for number, gemm in enumerate(report.gemms, 1)],
-            (1, 2, 3, 4, 5),
-            row_head=0,
-        )
+        yield _render_matmul_table(report, longest)
     if report.attention:
         calls: dict[tuple[str, str], int] = {}
         for record in report.attention:
@@ -59,6 +50,28 @@ def render_matmuls(report: GemmReport) -> Iterator[str]:
             (2,),
             row_head=0,
         )
+
+
+_NUMBERS = ("times", "us", "Inductor (default) us", "roofline us", "of roofline")
+
+
+def _render_matmul_table(report: GemmReport, longest: float) -> str:
+    """Return the table without the columns that are empty, as on a CPU.
+
+    Args:
+        report: the matmuls.
+        longest: microseconds that fill the width of a bar.
+    """
+    heads = ("matmul", *_NUMBERS, "time against the roofline", "kernel", "reason", "modules")
+    rows = [_render_row(number, gemm, longest) for number, gemm in enumerate(report.gemms, 1)]
+    columns = [index for index in range(len(heads)) if any(row[index] for row in rows)]
+    return render_table(
+        "Matmuls in the order of their compiles. Equal ones of several modules share a row.",
+        [heads[index] for index in columns],
+        [[row[index] for index in columns] for row in rows],
+        [place for place, index in enumerate(columns) if heads[index] in _NUMBERS],
+        row_head=0,
+    )
 
 
 def _list_times(gemm: Gemm) -> list[float]:

@@ -204,6 +204,12 @@ def test_empty_sections_say_so() -> None:
     only = dataclasses.replace(FACTS, gemms=GemmReport("f", (UNCOVERED,)), recompiled=())
     page = parse(CompileReport(only).to_html())
     assert "No matmul was measured, so there are no bars." in section(page, "matmuls")
+    assert rows(page, "Matmuls in the order") == [
+        [
+            *("1. aten.addmm float32[512] x float32[32, 256]", "1", "same kernel", "not measured"),
+            *("Inductor", "uncovered: it runs on cpu", "not known"),
+        ]
+    ]
     assert "Every matmul uses the kernel of Inductor (default)." in section(page, "default")
     assert "compiled no graph" in section(page, "caches")
 
