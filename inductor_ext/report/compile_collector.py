@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from inductor_ext import _compat, events
+from inductor_ext import events
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.memory.planner import peak_report
@@ -62,11 +62,13 @@ def describe_environment(
     facts: CompileFacts, mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> tuple[tuple[str, str], ...]:
     """Return the versions, devices and settings under which the facts were collected."""
+    import torch
+
     from inductor_ext import __version__
 
     pairs = [
         ("device", ", ".join(_name_devices(facts)) or "none"),
-        ("torch", _compat.torch_version()),
+        ("torch", str(torch.__version__)),
         ("inductor_ext", __version__),
         ("Python", platform.python_version()),
     ]
