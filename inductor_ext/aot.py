@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from inductor_ext import _compat, config, events, exc, options
+from inductor_ext import _compat, config, events, exc, options, progress
 from inductor_ext import targets as named_targets
 from inductor_ext.cpp_wrapper import program_on_gpu, program_workarounds
 from inductor_ext.cpp_wrapper.cache import cache as artifact_cache
@@ -119,7 +119,8 @@ def _compile_or_copy(
             return _package_with_inductor(programs, package_path, patches)
 
     def compile_(path: PackagePath | None) -> str | IO[bytes]:
-        with activate(**extension_options):
+        text = "compiling a package"
+        with activate(**extension_options), progress.stage(text, shown=settings.progress):
             if not targets:
                 _require_toolchain(programs)
             return _package(programs, path, patches, settings, targets, names)
@@ -288,7 +289,7 @@ def _package_from(
     if len(artifacts) < len(files):
         # Some options are only supported by Inductor's own code generation.
         return _write_default_package(path, files)
-    with output_path.open_for_writing(path) as file:
+    with progress.stage("writing the package"), output_path.open_for_writing(path) as file:
         write_package(
             file,
             output_path.root_folder(path),
@@ -342,7 +343,9 @@ def _build(
     artifacts: dict[str, Artifact] = {}
     memory: dict[str, dict[str, Any]] = {}
     for name, program in programs.items():
+        target_text = f" for {target.name}" if target is not None else ""
         with (
+            progress.stage(f"model {name!r}{target_text}"),
             build.collecting() as collected,
             cpp_wrapper.check_against(signatures[name], names.get(name)),
             ignore_performance_guards(program),

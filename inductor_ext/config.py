@@ -38,7 +38,7 @@ if _typing.TYPE_CHECKING:
     memory_reorder: bool
     memory_replan: bool
     memory_recompute: bool
-    memory_budget: int | str | None
+    memory_budget: float | str | None
     memory_debug: bool
     aot_check_inputs: bool
     aot_debug_info: bool
@@ -49,8 +49,10 @@ if _typing.TYPE_CHECKING:
     aot_weights_file: str | None
     artifact_cache: bool
     artifact_cache_dir: str | None
-    artifact_cache_size: int | str
+    artifact_cache_size: float | str
     cutlass_background: bool
+    repro_dir: str | None
+    progress: bool
     event_log: str | None
     tuning_cache: bool
     tuning_cache_dir: str | None

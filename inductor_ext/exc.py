@@ -261,12 +261,12 @@ class NotAnExportedProgramError(InductorExtError):
 
 
 class BadModelSourceError(InductorExtError):
-    """A file from which `inductor-ext build` cannot take a model."""
+    """A file from which a command cannot take a model."""
 
-    template = "{source} has no model to build: {why}."
+    template = "{source} has no model: {why}."
     remedy = (
-        "Pass a file written by torch.export.save, or FILE.py:NAME with a function that returns an "
-        "exported program."
+        "Pass FILE.py:NAME, or to `build` a file written by torch.export.save. `--help` says what "
+        "NAME may give."
     )
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from inductor_ext import exc, settings
-from inductor_ext.settings.type_checks import describe_type, has_type, suggest_name
+from inductor_ext.settings.type_checks import describe_values, has_type, suggest_name
 
 BACKGROUND = "max-autotune-background"
 """The extension's mode: CUDA graphs, and tuning in the background."""
@@ -115,7 +115,7 @@ def _converted(name: str, value: Any, current: Any) -> Any:
             name=name,
             value=value,
             actual=type(value).__name__,
-            allowed=describe_type(annotation),
+            allowed=describe_values(annotation),
             default=current,
         )
     return float(value) if annotation is float else value

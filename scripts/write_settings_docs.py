@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from inductor_ext import settings
-from inductor_ext.settings.type_checks import describe_type
+from inductor_ext.settings.type_checks import describe_values
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "user" / "settings.md"
 
@@ -35,11 +35,11 @@ def render_page() -> str:
     annotations = settings.types_of()
     rows = []
     for field in dataclasses.fields(settings.Settings):
-        kind = describe_type(annotations[field.name]).replace("|", "\\|")
+        kind = describe_values(annotations[field.name]).replace("|", "\\|")
         variable = settings.environment_variable(field.name)
         meaning = field.metadata["meaning"]
         rows.append(
-            f"| `{field.name}` | `{kind}` | `{field.default!r}` | `{variable}` | {meaning} |\n"
+            f"| `{field.name}` | {kind} | `{field.default!r}` | `{variable}` | {meaning} |\n"
         )
     return _HEAD + "".join(rows)
 

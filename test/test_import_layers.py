@@ -19,7 +19,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "inductor_ext"
 
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"_compat", "config", "exc", "flops", "numerics", "settings", "storage"}),
+    frozenset({"_compat", "config", "exc", "flops", "numerics", "progress", "settings", "storage"}),
     frozenset(
         {
             "hooks.context",

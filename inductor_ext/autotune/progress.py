@@ -1,11 +1,11 @@
-"""Terminal output of tuning: a progress line, and the AUTOTUNE table in Inductor's format."""
+"""Terminal output of tuning: its progress, and the AUTOTUNE table in Inductor's format."""
 
 from __future__ import annotations
 
 import sys
-import time
 
 from inductor_ext.autotune.candidate_run import Report
+from inductor_ext.progress import Stage
 from inductor_ext.templates.format import config_words, problem_words
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.tensors import Operand
@@ -60,15 +60,13 @@ def _strides(operand: Operand) -> str:
     return str([operand.batch_stride, *strides] if operand.batch_stride else strides)
 
 
-class Progress:
-    """A progress line on the terminal; does nothing without a terminal."""
+class TuningProgress:
+    """What is shown of tuning on a terminal, see `inductor_ext.progress`."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._begun = time.monotonic()
+    def __init__(self, stage: Stage) -> None:
+        """Show the progress in a stage, whose parts are the matmuls to tune."""
+        self._stage = stage
         self._best = ""
-        self._shown = sys.stderr is not None and sys.stderr.isatty()
         self._show("compiling")
 
     def show_candidate(self, index: int, config: Config | None) -> None:
@@ -76,25 +74,13 @@ class Progress:
         self._show(config_words(config))
 
     def show_report(self, report: Report) -> None:
-        """Count a problem as finished and clear the line, for the table that follows."""
-        self._done += 1
+        """Count a problem as finished."""
+        self._stage.advance()
         timings = [timing for timing in report.timings if timing.microseconds is not None]
         best = min(timings, key=lambda timing: timing.microseconds or 0.0, default=None)
         if best is not None:
-            self._best = f"{config_words(best.config)} {best.microseconds:.1f} us"
+            self._best = f", best {config_words(best.config)} {best.microseconds:.1f} us"
         self._show(problem_words(report.problem))
-        self.close()
 
     def _show(self, step: str) -> None:
-        if self._shown:
-            elapsed = time.monotonic() - self._begun
-            best = f", best {self._best}" if self._best else ""
-            text = f"tuning GEMMs: {elapsed:.1f} s, {self._done}/{self._total}{best}, {step}"
-            sys.stderr.write(f"\r\x1b[K{text[:120]}")
-            sys.stderr.flush()
-
-    def close(self) -> None:
-        """Clear the line."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self._stage.text = f"tuning matmuls ({step}{self._best})"

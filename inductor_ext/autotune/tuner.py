@@ -20,7 +20,7 @@ import itertools
 import time
 from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 
-from inductor_ext import events
+from inductor_ext import events, progress
 from inductor_ext.autotune import (
     candidate_run,
     compile_workers,
@@ -30,7 +30,7 @@ from inductor_ext.autotune import (
 )
 from inductor_ext.autotune.candidate_run import BenchmarkBackend, Job, Report
 from inductor_ext.autotune.decision import Decision, Timing
-from inductor_ext.autotune.progress import Progress, print_table
+from inductor_ext.autotune.progress import TuningProgress, print_table
 from inductor_ext.settings import Settings
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.device import Device
@@ -151,7 +151,6 @@ def _run_jobs(
 
     `reports` receives the report of each finished job, also if an error ends the run.
     """
-    progress = Progress(len(jobs))
     start = time.perf_counter()
     runs: list[Generator[Report, None, None]] = []
     isolated_jobs = [job for job in jobs if job.problem in apart]
@@ -161,22 +160,23 @@ def _run_jobs(
                 isolated_jobs, make_bench, index, options.budget, options.deadline
             )
         )
-    local_jobs = [job for job in jobs if job.problem not in apart]
-    if local_jobs:
-        bench = make_bench(index)
-        runs.append(candidate_run.run(local_jobs, bench, options.budget, progress.show_candidate))
-    try:
-        for report in itertools.chain(*runs):
-            reports.append(report)
-            progress.show_report(report)
-            print_table(report, time.perf_counter() - start, report.problem in apart)
-            start = time.perf_counter()
-    finally:
-        progress.close()
-        # Otherwise the traceback of an error keeps the generators alive, and the contexts that they
-        # entered.
-        for run in runs:
-            run.close()
+    with progress.stage("tuning matmuls", len(jobs)) as stage:
+        shown = TuningProgress(stage)
+        local_jobs = [job for job in jobs if job.problem not in apart]
+        if local_jobs:
+            bench = make_bench(index)
+            runs.append(candidate_run.run(local_jobs, bench, options.budget, shown.show_candidate))
+        try:
+            for report in itertools.chain(*runs):
+                reports.append(report)
+                shown.show_report(report)
+                print_table(report, time.perf_counter() - start, report.problem in apart)
+                start = time.perf_counter()
+        finally:
+            # Otherwise the traceback of an error keeps the generators alive, and the contexts that
+            # they entered.
+            for run in runs:
+                run.close()
 
 
 def _warn_if_unusable(report: Report) -> None:

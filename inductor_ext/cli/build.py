@@ -3,31 +3,30 @@
 SOURCE is an exported program (`torch.export.save`), or `FILE.py:NAME`, where NAME is a function
 without arguments (or the value itself) in a Python file. It gives an exported program, a mapping
 from model names to exported programs, or a tuple `(module, args)` or
-`(module, args, dynamic_shapes)` to export. The exit code is 0, or 2 if there is no such model or
-it cannot be compiled.
+`(module, args, dynamic_shapes)` to export.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import inspect
+import json
 import os
-import runpy
-import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from inductor_ext import exc
+from inductor_ext.cli import model_source
+from inductor_ext.cli.argument_types import parse_option
 from inductor_ext.cpp_wrapper.package import output_path
 from inductor_ext.memory.planner.peak_report import human_bytes
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_NAME = "make"
-"""The name in a Python file if none is given."""
+EXAMPLE = "inductor-ext build model.py:make --output model.pt2 --target x86-64-v3"
+EXIT_CODES = {0: "the package was written", 2: "there is no such model, or it cannot be compiled"}
+
 _ALLOWED = (
     "an exported program, a mapping from names to exported programs, or a tuple (module, args) or "
     "(module, args, dynamic_shapes)"
@@ -39,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         metavar="SOURCE",
         help="an exported program (torch.export.save), or FILE.py:NAME, where NAME is a function "
-        f"that returns {_ALLOWED}; default NAME: {_NAME}",
+        f"that returns {_ALLOWED}; default NAME: {model_source.DEFAULT_NAME}",
     )
     parser.add_argument(
         "--output", metavar="PACKAGE", help="the package; by default SOURCE with the suffix .pt2"
@@ -55,24 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--set",
-        type=_parse_option,
+        type=parse_option,
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="an option of Inductor or a setting of the extension, such as max_autotune=True",
     )
-
-
-def _parse_option(text: str) -> tuple[str, Any]:
-    name, separator, value = text.partition("=")
-    if not name or not separator:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not of the form NAME=VALUE, such as max_autotune=True"
-        )
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from inductor_ext import aot, targets
 
-    path, name = _split(arguments.source)
+    path, name = model_source.split(arguments.source)
     output = arguments.output
     if output is None:
         stem = os.path.splitext(path)[0]
@@ -100,43 +88,25 @@ def run(arguments: argparse.Namespace) -> int:
         cpu_targets=[name for name in arguments.target if targets.is_cpu_target(name)] or None,
     )
     seconds = time.perf_counter() - start
-    print(f"{output}: {human_bytes(os.path.getsize(output))}, compiled in {seconds:.1f} s")
+    size = os.path.getsize(output)
+    if arguments.json:
+        print(json.dumps({"package": output, "bytes": size, "seconds": round(seconds, 3)}))
+    else:
+        print(f"{output}: {human_bytes(size)}, compiled in {seconds:.1f} s")
     return 0
-
-
-def _split(source: str) -> tuple[str, str]:
-    """Return the path and the name in it."""
-    path, separator, name = source.rpartition(":")
-    if separator and path.endswith(".py"):
-        return path, name
-    return source, _NAME
-
-
-def _run_file(path: str, name: str) -> Any:
-    """Run a Python file, which may import modules beside it, and return what `name` gives."""
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
-    try:
-        names = runpy.run_path(path)
-        if name not in names:
-            raise exc.BadModelSourceError(source=path, why=f"it defines no {name!r}")
-        value = names[name]
-        return value() if inspect.isroutine(value) else value
-    finally:
-        del sys.path[0]
 
 
 def _load(path: str, name: str) -> ExportedProgram | Mapping[str, ExportedProgram]:
     import torch
 
-    if not os.path.isfile(path):
-        raise exc.BadModelSourceError(source=path, why="there is no such file")
+    model_source.check_file(path)
     if not path.endswith(".py"):
         try:
             return torch.export.load(path)
         except Exception as error:
             why = f"torch.export.load cannot read it ({str(error).splitlines()[0]})"
             raise exc.BadModelSourceError(source=path, why=why) from error
-    value = _run_file(path, name)
+    value = model_source.run_file(path, name)
     if isinstance(value, torch.export.ExportedProgram) or (
         isinstance(value, Mapping)
         and value

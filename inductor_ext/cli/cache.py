@@ -1,8 +1,7 @@
-"""`inductor-ext cache [info|clear]`: shows or clears the cache of compiled artifacts.
+"""`inductor-ext cache [show|clear]`: shows or clears the cache of compiled artifacts.
 
 The cache is selected by the settings `artifact_cache_dir` and `artifact_cache_size`, read from the
-environment. The command does not import torch, and `info` creates no folder. The exit code is 0,
-also for an empty cache.
+environment. The command does not import torch, and `show` creates no folder.
 """
 
 from __future__ import annotations
@@ -15,14 +14,17 @@ from inductor_ext.report.text import format_count
 from inductor_ext.storage.artifact_store import ArtifactStore, Usage
 from inductor_ext.storage.paths import artifact_folder
 
+EXAMPLE = "inductor-ext cache show"
+EXIT_CODES = {0: "done, also for an empty cache", 2: "a setting in the environment is invalid"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=("info", "clear"),
-        default="info",
-        help="info: show the folder and the size of the cache (default); clear: remove all entries "
+        choices=("show", "clear"),
+        default="show",
+        help="show: show the folder and the size of the cache (default); clear: remove all entries "
         "that no process is reading",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")

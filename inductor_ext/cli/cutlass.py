@@ -1,4 +1,4 @@
-"""`inductor-ext cutlass build|show|clean`: builds CUTLASS kernels ahead, lists, removes them.
+"""`inductor-ext cutlass build|show|clear`: builds CUTLASS kernels ahead, lists, removes them.
 
 `build` fills the kernel store for a machine without nvcc, for a container image, or before a first
 compile. It selects kernels in one of two ways: from a list of GEMMs (sizes, dtypes, layouts and the
@@ -7,7 +7,7 @@ decisions in the store of tuning results. A kernel is not specialized to sizes, 
 first for one GEMM may already have been built for another.
 
 The store is selected by the settings `artifact_cache_dir` and `artifact_cache_size`, read from the
-environment. The exit code of `build` is 1 if a kernel cannot be built.
+environment.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import dataclasses
 import itertools
 import json
 import re
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext import exc, settings
@@ -33,6 +34,9 @@ from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.cutlass.source import Source
 from inductor_ext.templates.device import KNOWN, Device
 from inductor_ext.templates.problem import GemmProblem
+
+EXAMPLE = "inductor-ext cutlass build --arch sm_90a --gemm 2048x4096x4096 --epilogue gelu"
+EXIT_CODES = {0: "all kernels were built", 1: "a kernel cannot be built", 2: "a tool is missing"}
 
 _DTYPES = {
     "bf16": "bfloat16",
@@ -80,18 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "show", help="list the kernels in the store", description="List the kernels in the store."
     )
     show.add_argument("--json", action="store_true", help="print one JSON object")
-    clean = actions.add_parser(
-        "clean",
+    clear = actions.add_parser(
+        "clear",
         help="remove kernels from the store",
         description="Remove the least recently used kernels, except those that a process is "
         "reading.",
     )
-    clean.add_argument(
+    clear.add_argument(
         "--max-bytes",
         default="0",
         metavar="SIZE",
         help='size that may remain, such as "512MiB" (default: 0)',
     )
+    clear.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,6 +141,11 @@ def _add_build_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jobs", type=parse_positive, help="maximum number of concurrent builds")
     parser.add_argument("--dry-run", action="store_true", help="only list the kernels")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end, and the progress on stderr",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -153,8 +163,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.action == "show":
         return _show(store, arguments.json)
-    if arguments.action == "clean":
-        return _clean(store, arguments.max_bytes)
+    if arguments.action == "clear":
+        return _clear(store, arguments.max_bytes, arguments.json)
     sources = (
         _read_tuned_kernels(values, arguments.arch) if arguments.tuned else rank_kernels(arguments)
     )
@@ -352,14 +362,38 @@ def _build(
 ) -> int:
     there = {source: nvcc_build.is_built(source, store) for source in sources}
     missing = [key for key, built in there.items() if not built]
-    count = format_count(len(missing), "kernel")
-    if arguments.dry_run:
-        for key, built in there.items():
-            print(f"{'built' if built else 'to do'}  {key.name}  ({sources[key]})")
-        print(f"{count} of {len(there)} to be built, into {store.folder}")
-        return 0
-    print(f"{count} to build, {len(there) - len(missing)} built before")
-    failed = 0
+    progress = sys.stderr if arguments.json else sys.stdout
+    with contextlib.redirect_stdout(progress):
+        failed = {} if arguments.dry_run else _build_missing(sources, missing, store, arguments)
+        if arguments.dry_run:
+            for key, built in there.items():
+                print(f"{'built' if built else 'to do'}  {key.name}  ({sources[key]})")
+            count = format_count(len(missing), "kernel")
+            print(f"{count} of {len(there)} to be built, into {store.folder}")
+    if arguments.json:
+        kernels = [
+            {
+                "name": key.name,
+                "reason": sources[key],
+                "built": built or (not arguments.dry_run and key not in failed),
+                "error": failed.get(key),
+            }
+            for key, built in there.items()
+        ]
+        print(json.dumps({"folder": str(store.folder), "kernels": kernels}, indent=2))
+    return 1 if failed else 0
+
+
+def _build_missing(
+    sources: Mapping[Source, str],
+    missing: Sequence[Source],
+    store: ArtifactStore,
+    arguments: argparse.Namespace,
+) -> dict[Source, str]:
+    """Build kernels, and return the errors of those that cannot be built."""
+    built = len(sources) - len(missing)
+    print(f"{format_count(len(missing), 'kernel')} to build, {built} built before")
+    failed: dict[Source, str] = {}
     if missing:
         toolchain = nvcc_build.Toolchain.find()
         jobs = min(len(missing), build_slots.jobs(arguments.jobs))
@@ -380,13 +414,14 @@ def _build(
             waiting = [pool.submit(build_one, source) for source in missing]
             for done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
                 source, why = future.result()
-                failed += why is not None
+                if why is not None:
+                    failed[source] = why
                 seconds = time.monotonic() - begun
                 outcome = f"({sources[source]})" if why is None else f"FAILED: {why}"
                 place = f"[{done}/{len(missing)}] {seconds:6.1f} s"
                 print(f"{place}  {source.name}  {outcome}", flush=True)
     print(f"folder  {store.folder}")
-    return 1 if failed else 0
+    return failed
 
 
 def _show(store: ArtifactStore, as_json: bool) -> int:
@@ -413,13 +448,17 @@ def _show(store: ArtifactStore, as_json: bool) -> int:
     return 0
 
 
-def _clean(store: ArtifactStore, text: str) -> int:
+def _clear(store: ArtifactStore, text: str, as_json: bool) -> int:
     try:
         limit = 0 if text == "0" else settings.parse_bytes(text)
     except ValueError as error:
         raise _argument_error("max-bytes", text, str(error)) from None
     removed = store.collect(limit)
     usage = store.usage()
+    if as_json:
+        report = {"removed_bytes": removed.bytes, "bytes": usage.bytes}
+        print(json.dumps({"folder": str(store.folder), **report}, indent=2))
+        return 0
     print(
         f"removed {removed.bytes / 2**20:,.1f} MiB, left {usage.bytes / 2**20:,.1f} MiB in "
         f"{store.folder}"

@@ -2,7 +2,7 @@
 
 Compares their manifests: signatures, constants by name and digest, options, versions, kernels,
 memory plans, and the digests of files by name, without the hashes that Inductor puts into file
-names. The exit code is 0 if nothing differs, 1 if something differs, and 2 on errors.
+names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ import json
 from typing import Any
 
 from inductor_ext.report import package_report
+
+EXAMPLE = "inductor-ext diff old.pt2 new.pt2"
+EXIT_CODES = {
+    0: "the packages do not differ",
+    1: "they differ",
+    2: "one of them cannot be read",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,19 +1,28 @@
 """`inductor-ext doctor`: whether the backend can compile on this machine, and what is missing.
 
-The exit code is 0 if the backend can compile for at least one kind of device, else 1.
+`--report` writes a bug report to complete.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import textwrap
 
+from inductor_ext import exc
 from inductor_ext.memory.planner.peak_report import human_bytes
+from inductor_ext.report import bug_report
 from inductor_ext.report.doctor import Cache, Device, Report, examine
+from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain.components import Component
 
+EXAMPLE = "inductor-ext doctor"
+EXIT_CODES = {0: "the backend can compile for at least one kind of device", 1: "it cannot"}
+
 _WIDTH = 100
+
+_REPORT = "inductor_ext-bug.md"
 
 _Row = tuple[str, str]
 """A label and a text."""
@@ -135,11 +144,36 @@ def _format_cache(cache: Cache) -> _Row:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print one JSON object")
+    output.add_argument(
+        "--report",
+        nargs="?",
+        const=_REPORT,
+        metavar="FILE",
+        help=f"write a bug report in Markdown, to complete and to send (default: {_REPORT}); - "
+        "prints it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report. The exit code is 0 if the backend can compile for some device here."""
     report = examine()
-    print(json.dumps(report.as_json(), indent=2) if arguments.json else render(report))
+    if arguments.report is not None:
+        home = os.path.expanduser("~")
+        _write(arguments.report, bug_report.render(render(report), report.as_json(), home))
+    else:
+        print(json.dumps(report.as_json(), indent=2) if arguments.json else render(report))
     return 0 if report.ok else 1
+
+
+def _write(path: str, text: str) -> None:
+    if path == "-":
+        print(text, end="")
+        return
+    try:
+        with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise exc.BadReportFileError.not_writable(path, error.strerror) from None
+    print(f"Complete the first sections of {path}, and paste it into a new issue.")

@@ -1,7 +1,7 @@
 """`inductor-ext explain SCRIPT`: runs a program and reports the kernel of each of its GEMMs.
 
 The program runs in this process with the extension active and with all caches of compiled code
-disabled. The exit code is the program's own.
+disabled.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from inductor_ext.hooks.activate import activate
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.report.gemm_report import GemmReport, listen
+
+EXAMPLE = "inductor-ext explain train.py --steps 1"
+EXIT_CODES = {0: "or another one: that of the program", 2: "the program or the file is missing"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--candidates", action="store_true", help="list the measured candidates of every GEMM"
     )
-    parser.add_argument("--json", metavar="OUT", help="also write the report as JSON")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the report as one JSON object, and what the program prints on stderr",
+    )
+    parser.add_argument("--output", metavar="OUT", help="also write the report as JSON to a file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     check_program(arguments.script)
     # The program may change the working directory.
-    out = None if arguments.json is None else os.path.abspath(arguments.json)
+    out = None if arguments.output is None else os.path.abspath(arguments.output)
     if out is not None:
         _write(out, "", "a")
     with (
@@ -61,12 +69,15 @@ def run(arguments: argparse.Namespace) -> int:
         events.capture(AttentionRecord) as attention,
     ):
         try:
-            return run_program(arguments.script, arguments.arguments, arguments.max_autotune)
+            output = sys.stderr if arguments.json else sys.stdout
+            with contextlib.redirect_stdout(output):
+                return run_program(arguments.script, arguments.arguments, arguments.max_autotune)
         finally:
             report = GemmReport(arguments.script, compiled_gemms(), tuple(attention))
-            print(report.table(candidates=arguments.candidates))
+            table = report.table(candidates=arguments.candidates)
+            print(report.to_json() if arguments.json else table)
             if not compiles:
-                print(explain_empty_report())
+                print(explain_empty_report(), file=output)
             if out is not None:
                 _write(out, report.to_json(), "w")
 

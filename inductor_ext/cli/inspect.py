@@ -1,8 +1,7 @@
 """`inductor-ext inspect PACKAGE`: shows a package's contents, signatures and requirements.
 
 Runs nothing of the package. It verifies the files of the models, as `inductor_ext.load` does, at
-about 0.6 s per GB, and shows damage as a reason why a model does not run here. The exit code is 0,
-or 2 if the package cannot be read.
+about 0.6 s per GB, and shows damage as a reason why a model does not run here.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ import json
 
 from inductor_ext.cli.argument_types import parse_natural
 from inductor_ext.report import package_report
+
+EXAMPLE = "inductor-ext inspect model.pt2"
+EXIT_CODES = {0: "the package was read", 2: "it cannot be read"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,6 @@
 """`inductor-ext memory FILE`: shows the memory plans in a file as text, JSON or an HTML page.
 
-FILE is an event log, a report written with --json, or an exported program, which is planned. The
-exit code is 0, or 2 if the file cannot be read or the memory at a requested size is not known.
+FILE is an event log, a report written with --json, or an exported program, which is planned.
 """
 
 from __future__ import annotations
@@ -10,17 +9,25 @@ import argparse
 import dataclasses
 
 from inductor_ext import exc
-from inductor_ext.cli.argument_types import parse_natural, parse_positive
+from inductor_ext.cli.argument_types import parse_input, parse_natural, parse_positive
 from inductor_ext.report import html_parts
 from inductor_ext.report.memory_report import MemoryReport, read
+
+EXAMPLE = "inductor-ext memory events.jsonl --html memory.html"
+EXIT_CODES = {
+    0: "the report was printed",
+    2: "the file cannot be read, or the memory at a requested size is not known",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="an event log (setting event_log), a report written with --json, or an exported "
-        "program (torch.export.save), which is planned",
+        type=parse_input,
+        help="an event log (setting event_log), a report written with --json (or - for one of "
+        "these on the standard input), or an exported program (torch.export.save), which is "
+        "planned",
     )
     parser.add_argument(
         "--top", type=parse_natural, default=10, metavar="N", help="rows per table (default: 10)"

@@ -1,20 +1,24 @@
 """`inductor-ext plan FILE`: plans a memory problem given as a CSV file.
 
 For trying the planner on problems from elsewhere, and for comparing it with other planners. Does
-not import torch. The exit code is 0, or 2 for invalid input, in which case nothing is written.
+not import torch. Ctrl-C ends the search, and the best plan so far is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from collections.abc import Sequence
 
-from inductor_ext.cli.argument_types import parse_natural
+from inductor_ext.cli.argument_types import parse_input, parse_natural
 from inductor_ext.memory.planner import csv_io
 from inductor_ext.memory.planner.interval import Interval, Placement, verify
 from inductor_ext.memory.planner.solver import DEFAULT_ITERATIONS, solve
+
+EXAMPLE = "inductor-ext plan buffers.csv --align 256 --output plan.csv"
+EXIT_CODES = {0: "a plan was found", 2: "the input is invalid, and nothing is written"}
 
 _FAR = 1.002
 """Ratio of peak to lower bound above which the default number of iterations is increased."""
@@ -33,8 +37,9 @@ def _parse_power_of_two(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
-        help="CSV with the columns id, lower, upper and size: a buffer of `size` bytes is live "
-        "from step `lower` until before step `upper`",
+        type=parse_input,
+        help="CSV with the columns id, lower, upper and size, or - for the standard input: a "
+        "buffer of `size` bytes is live from step `lower` until before step `upper`",
     )
     parser.add_argument(
         "--align",
@@ -69,13 +74,12 @@ def _plan(intervals: Sequence[Interval], iterations: int | None, seed: int) -> P
     budget = DEFAULT_ITERATIONS if iterations is None else iterations
     plan = solve(intervals, iterations=budget, seed=seed)
     most = _PATIENCE // max(len(intervals), 1)
-    while iterations is None and plan.ratio > _FAR and budget < most:
-        budget = min(8 * budget, most)
-        plan = min(
-            plan,
-            solve(intervals, iterations=budget, seed=seed),
-            key=lambda candidate: candidate.peak,
-        )
+    # Ctrl-C ends the search for a better plan.
+    with contextlib.suppress(KeyboardInterrupt):
+        while iterations is None and plan.ratio > _FAR and budget < most:
+            budget = min(8 * budget, most)
+            other = solve(intervals, iterations=budget, seed=seed)
+            plan = min(plan, other, key=lambda candidate: candidate.peak)
     return plan
 
 

@@ -1,15 +1,18 @@
 """`inductor-ext sign PACKAGE --key KEY`: signs a package with an Ed25519 key.
 
-The package is checked first, as by `inductor-ext verify`. The exit code is 0, or 2 with the reason
-if it cannot be signed.
+The package is checked first, as by `inductor-ext verify`.
 """
 
 from __future__ import annotations
 
 import argparse
 import getpass
+import json
 
 from inductor_ext.cpp_wrapper.package import signing
+
+EXAMPLE = "inductor-ext sign model.pt2 --key private.pem"
+EXIT_CODES = {0: "the package is signed", 2: "it cannot be signed"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="PATH", help="where to write the signed package (default: in place)"
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,7 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
         exc.InductorExtError: see `signing.sign`.
     """
     name = signing.sign(arguments.package, arguments.key, arguments.output, password=_ask_password)
-    print(f"{arguments.output or arguments.package}: signed with key {name}")
+    package = arguments.output or arguments.package
+    if arguments.json:
+        print(json.dumps({"package": package, "key": name}))
+    else:
+        print(f"{package}: signed with key {name}")
     return 0
 
 

@@ -2,8 +2,7 @@
 results, and shows what is tuned in the background.
 
 The folder is selected by the setting `tuning_cache_dir`, read from the environment. Torch is
-imported only for `--device this`, and `show` creates no folder. The exit code is 0, also if there
-are no results, and 2 unless everything was imported or removed as requested.
+imported only for `--device this`, and `show` creates no folder.
 """
 
 from __future__ import annotations
@@ -21,9 +20,16 @@ from inductor_ext.autotune import results_db as stores
 from inductor_ext.autotune import results_folder
 from inductor_ext.autotune.results import TuningResult, merge_results, read_table, write_table
 from inductor_ext.autotune.tuning_queue import TuningQueue
+from inductor_ext.cli.argument_types import parse_input
 from inductor_ext.report.text import align_columns, format_count
 from inductor_ext.storage.paths import tuning_folder
 from inductor_ext.templates.format import config_words, problem_words
+
+EXAMPLE = "inductor-ext tune export results.json --device H100"
+EXIT_CODES = {
+    0: "done, also if there are no results",
+    2: "not everything was read, written, imported or removed as requested",
+}
 
 _MOST_SHOWN = 20
 
@@ -49,12 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     export.add_argument("file", metavar="FILE", help="the table; replaced if it exists")
     _add_filters(export, stores.STORED_SOURCES)
+    export.add_argument("--json", action="store_true", help="print one JSON object")
     import_ = actions.add_parser(
         "import",
         help="add tables to the tuning results",
         description="Add tables to the tuning results. If a table is invalid, nothing is added.",
     )
-    import_.add_argument("files", nargs="+", metavar="FILE", help="a table written by export")
+    import_.add_argument(
+        "files",
+        nargs="+",
+        type=parse_input,
+        metavar="FILE",
+        help="a table written by export; - for the standard input",
+    )
+    import_.add_argument("--json", action="store_true", help="print one JSON object")
     clear = actions.add_parser(
         "clear",
         help="remove tuning results",
@@ -64,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     clear.add_argument(
         "--source", choices=stores.STORED_SOURCES, help="remove only these (default: both)"
     )
+    clear.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_filters(parser: argparse.ArgumentParser, sources: Iterable[stores.Source]) -> None:
@@ -97,16 +112,22 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "export":
         entries = [entry for _, entry in _select(store, stores.STORED_SOURCES, arguments)]
         count = write_table(arguments.file, entries)
-        print(f"{arguments.file}: {format_count(count, 'measurement')}")
+        text = f"{arguments.file}: {format_count(count, 'measurement')}"
+        _print({"file": arguments.file, "measurements": count}, text, arguments.json)
     elif arguments.action == "import":
-        _import(store, arguments.files)
+        _import(store, arguments.files, arguments.json)
     else:
-        _clear(store, [arguments.source] if arguments.source else stores.STORED_SOURCES)
+        sources = [arguments.source] if arguments.source else stores.STORED_SOURCES
+        _clear(store, sources, arguments.json)
     if not values.tuning_cache:
         # On stderr, to keep the note out of output that a program may parse.
         note = f"The folder is not used: {settings.environment_variable('tuning_cache')} is 0."
         print(note, file=sys.stderr)
     return 0
+
+
+def _print(report: dict[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(report, indent=2) if as_json else text)
 
 
 def _show_status(store: stores.TuningDatabase, as_json: bool) -> None:
@@ -140,7 +161,7 @@ def _show_status(store: stores.TuningDatabase, as_json: bool) -> None:
         print(f"  and {len(requests) - _MOST_SHOWN} more")
 
 
-def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
+def _import(store: stores.TuningDatabase, files: Iterable[str], as_json: bool) -> None:
     entries = merge_results(entry for file in files for entry in read_table(file))
     counts = store.add(entries)
     added = counts.total()
@@ -156,10 +177,13 @@ def _import(store: stores.TuningDatabase, files: Iterable[str]) -> None:
             why=f"the folder cannot be written: {missing} were not added. Added: {summary}",
             fix="Free disk space or set tuning_cache_dir to another folder, and import again",
         )
-    print(summary)
+    report = {name: counts[name] for name in ("new", "updated", "ignored")}
+    _print({"folder": str(store.folder), **report}, summary, as_json)
 
 
-def _clear(store: stores.TuningDatabase, sources: Iterable[results_folder.Source]) -> None:
+def _clear(
+    store: stores.TuningDatabase, sources: Iterable[results_folder.Source], as_json: bool
+) -> None:
     assert store.folder is not None
     if "measured" in sources:
         TuningQueue(store.folder).clear()
@@ -173,7 +197,8 @@ def _clear(store: stores.TuningDatabase, sources: Iterable[results_folder.Source
             why=f"the folder cannot be cleared: {summary}; the results of {left} remain",
             fix="Remove the folder",
         )
-    print(f"{summary} from {store.folder}")
+    report = {"folder": str(store.folder), "removed_gemms": counts["removed"]}
+    _print(report, f"{summary} from {store.folder}", as_json)
 
 
 def _select(

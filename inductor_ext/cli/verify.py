@@ -3,13 +3,16 @@
 Every byte counts. If there is a manifest, contents are checked by SHA-256, and the rest of the zip
 file must be as the extension writes it. Otherwise, contents are checked by CRC-32, and the records
 of the zip file against each other. With --key, one of the keys must have signed it. With --run,
-the models are loaded, and must compute what their self tests have recorded. The exit code is 0 for
-such a package, and 2 with the reason for any other.
+the models are loaded, and must compute what their self tests have recorded.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
 
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import (
@@ -21,6 +24,9 @@ from inductor_ext.cpp_wrapper.package import (
 )
 from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.report.text import format_count
+
+EXAMPLE = "inductor-ext verify model.pt2 --key team.pem --run"
+EXIT_CODES = {0: "the package is intact", 2: "it is not, or cannot be read"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the models with recorded inputs, and compare the results (aot_self_test)",
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,33 +57,47 @@ def run(arguments: argparse.Namespace) -> int:
     """
     with zip_reader.open_package(arguments.package) as package:
         content, data = manifest.verify(package) or (None, None)
-        signed = ""
-        if arguments.key:
-            signed = f", signed by key {signing.require(package, data, arguments.key)}"
-        size = human_bytes(sum(entry.size for entry in package.entries.values()))
-        how = "checked by SHA-256"
-        if content is None:
-            models = zip_format.model_names(package.entries)
-            why = (
-                "compiled by Inductor (default), so there is no manifest"
-                if models
-                else "no compiled model"
-            )
-            how = f"checked by CRC-32; {why}"
-        print(f"{arguments.package}: {len(package.entries)} files, {size}, intact ({how}){signed}")
+        report: dict[str, Any] = {
+            "package": arguments.package,
+            "intact": True,
+            "files": len(package.entries),
+            "bytes": sum(entry.size for entry in package.entries.values()),
+            "checked_by": "SHA-256" if content is not None else "CRC-32",
+            "models": list(content.models if content else zip_format.model_names(package.entries)),
+            "signed_by": (signing.require(package, data, arguments.key) if arguments.key else None),
+        }
+    if not arguments.json:
+        print(_format(report))
     if arguments.run:
-        _run_self_tests(arguments.package, content, arguments.key)
+        report["self_tests"] = {}
+        for name, outcome in _run_self_tests(arguments.package, content, arguments.key):
+            report["self_tests"][name] = dataclasses.asdict(outcome)
+            if not arguments.json:
+                print(
+                    f'model "{name}": {format_count(outcome.compared, "result")} as recorded '
+                    f"(largest relative difference {outcome.difference:.2g})"
+                )
+    if arguments.json:
+        print(json.dumps(report, indent=2))
     return 0
 
 
-def _run_self_tests(path: str, content: manifest.Manifest | None, keys: list[str] | None) -> None:
+def _format(report: dict[str, Any]) -> str:
+    how = f"checked by {report['checked_by']}"
+    if report["checked_by"] != "SHA-256":
+        why = "compiled by Inductor (default), so there is no manifest"
+        how += f"; {why if report['models'] else 'no compiled model'}"
+    signed = f", signed by key {report['signed_by']}" if report["signed_by"] else ""
+    size = human_bytes(report["bytes"])
+    return f"{report['package']}: {report['files']} files, {size}, intact ({how}){signed}"
+
+
+def _run_self_tests(
+    path: str, content: manifest.Manifest | None, keys: list[str] | None
+) -> Iterator[tuple[str, self_test.Outcome]]:
     """Run the self test of each model that has one; at least one must."""
     tested = [name for name, model in content.models.items() if model.self_test] if content else []
     if not tested:
         raise exc.NoSelfTestError(path=path, name=", ".join(content.models) if content else "model")
     for name in tested:
-        outcome = self_test.run(path, name, require_signature=keys)
-        print(
-            f'model "{name}": {format_count(outcome.compared, "result")} as recorded '
-            f"(largest relative difference {outcome.difference:.2g})"
-        )
+        yield name, self_test.run(path, name, require_signature=keys)

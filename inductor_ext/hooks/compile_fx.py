@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inductor_ext import events, exc
+from inductor_ext import events, exc, progress
 from inductor_ext.cpp_wrapper.hooks import use_exported_ranges
 from inductor_ext.hooks import (
     cache_keys,
     compile_again,
     context,
     direct_compiles,
+    failure_repro,
     registry,
     scope,
 )
@@ -97,11 +98,18 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
         def compile_model(model: Any) -> Any:
             return _compile(stock, call, model, inner_compile, settings)
 
-        if settings.memory_budget is None or not _may_compile_again(model):
-            return compile_model(model)
-        return budget_search.compile_within(
-            lambda: compile_model(compile_again.copy_graph(model)), settings
-        )
+        try:
+            if settings.memory_budget is None or not _may_compile_again(model):
+                return compile_model(model)
+            return budget_search.compile_within(
+                lambda: compile_model(compile_again.copy_graph(model)), settings
+            )
+        except Exception as error:
+            inputs, patches = (
+                call.arguments[name] for name in ("example_inputs_", "config_patches")
+            )
+            failure_repro.report(error, model, inputs, patches, settings)
+            raise
 
     return compile_fx
 
@@ -142,6 +150,7 @@ def _compile(
             scope.compile_scope(settings),
             compiled_callables.link_cached_graphs(compile_),
             use_exported_ranges(model),
+            progress.stage("compiling", shown=settings.progress),
         ):
             output = stock(*call.args, **call.kwargs)
     except BaseException:
@@ -216,6 +225,7 @@ def scoped_inner_compile(
             ),
             scope.compile_scope(settings),
             cpp_wrapper_options.use_options(kwargs),
+            progress.stage(f"{kind} graph of {operators} operators", shown=settings.progress),
         ):
             if kind in ("inference", "forward"):
                 returned_views.view_inputs(gm)

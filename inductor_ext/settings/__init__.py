@@ -13,16 +13,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 import os
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from inductor_ext import exc
-from inductor_ext.settings.type_checks import describe_type, has_type, suggest_name
+from inductor_ext.settings.type_checks import describe_values, has_type, suggest_name
+from inductor_ext.settings.value_parsers import (
+    check_not_negative,
+    check_positive,
+    parse_bytes,
+    parse_rows,
+)
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -60,51 +64,6 @@ def _setting(
         default=default,
         metadata={"meaning": meaning, "in_cache_key": in_cache_key, "parse": parse},
     )
-
-
-_UNITS = {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
-
-
-def parse_bytes(value: int | str) -> int:
-    """Parse a number of bytes: an integer, or a string with a unit: 8GiB, "1.5 MiB", "4096".
-
-    Raises:
-        ValueError: the value is neither; the error text describes what is allowed.
-    """
-    allowed = f"a positive number of bytes, optionally with a unit: {', '.join(_UNITS)}"
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)?\s*", str(value))
-    if match is None or (match[2] or "B") not in _UNITS:
-        raise ValueError(allowed)
-    size = float(match[1]) * _UNITS[match[2] or "B"]
-    if not 1 <= size < math.inf:
-        raise ValueError(allowed)
-    return int(size)
-
-
-def parse_rows(value: str) -> tuple[int, ...]:
-    """Parse comma-separated values of M (the number of rows of a GEMM); return them ascending.
-
-    Raises:
-        ValueError: not a comma-separated list of positive integers; the error text describes what
-            is allowed.
-    """
-    allowed = "comma-separated positive integers, such as 1, 16, 2048"
-    words = [word.strip() for word in value.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise ValueError(allowed)
-    return tuple(sorted(set(map(int, words))))
-
-
-def _check_positive(value: int) -> int:
-    if value < 1:
-        raise ValueError("an integer of at least 1")
-    return value
-
-
-def _check_not_negative(value: int) -> int:
-    if value < 0:
-        raise ValueError("an integer of at least 0")
-    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +184,7 @@ class Settings:
         "estimated time of the graph's matmuls. Inductor saves the ones that a matmul of the "
         "backward reads.",
     )
-    memory_budget: int | str | None = _setting(
+    memory_budget: float | str | None = _setting(
         None,
         'Bytes, or a string such as "8GiB", for the planned peak on each device. A graph that '
         "exceeds it computes large values in chunks, and a training graph also recomputes "
@@ -264,7 +223,7 @@ class Settings:
         "Approximate number of statements of the generated C++ wrapper per translation unit. A "
         "larger wrapper is split into several units, which are compiled in parallel, each in "
         "bounded memory. 0 never splits, which takes several times as long.",
-        parse=_check_not_negative,
+        parse=check_not_negative,
     )
     aot_debug_info: bool = _setting(
         False,
@@ -289,7 +248,7 @@ class Settings:
         "one warning. CUTLASS kernels are cached in a subfolder.",
         in_cache_key=False,
     )
-    artifact_cache_size: int | str = _setting(
+    artifact_cache_size: float | str = _setting(
         "4GiB",
         'Maximum size of the cache of compiled models, in bytes or as a string such as "512MiB". '
         "The same limit applies separately to the cache of CUTLASS kernels (about 2.5 MB each). "
@@ -320,20 +279,33 @@ class Settings:
         "applies separately to imported results. An entry takes 2 to 4 KB. The oldest entries are "
         "removed first; those just added are kept.",
         in_cache_key=False,
-        parse=_check_positive,
+        parse=check_positive,
     )
     tuning_wait: int = _setting(
         300,
         "Seconds to wait for other processes that are tuning the same GEMMs, counted from the "
         "last result received from them. After that the process tunes the remaining GEMMs itself.",
         in_cache_key=False,
-        parse=_check_not_negative,
+        parse=check_not_negative,
     )
     cutlass_background: bool = _setting(
         False,
         "Build CUTLASS kernels in the background: a compile continues without the CUTLASS kernels "
         "that are not built yet, and they become candidates the next time the GEMM is compiled. "
         "False: the compile waits for the build.",
+    )
+    repro_dir: str | None = _setting(
+        None,
+        "Folder for programs that repeat a compile which failed by a bug; the error names them. "
+        "They have the graph, but neither weights nor inputs. Default: a folder in Inductor's "
+        "cache folder.",
+        in_cache_key=False,
+    )
+    progress: bool = _setting(
+        True,
+        "Whether a compile that takes longer than 3 s shows on the terminal what it is doing. "
+        "Nothing is shown if stderr is not a terminal.",
+        in_cache_key=False,
     )
     event_log: str | None = _setting(
         None,
@@ -353,7 +325,7 @@ class Settings:
         "Approximate GPU time, in milliseconds, for benchmarking the candidates of one GEMM under "
         "`max_autotune`. Clear cases take less.",
         in_cache_key=False,
-        parse=_check_positive,
+        parse=check_positive,
     )
 
     def cache_key(self) -> str:
@@ -402,7 +374,7 @@ def check(name: str, value: object) -> None:
     if name not in annotations:
         nearest = suggest_name(name, annotations)
         raise exc.UnknownOptionError(name=name, value=value, nearest=nearest)
-    allowed = None if has_type(value, annotations[name]) else describe_type(annotations[name])
+    allowed = None if has_type(value, annotations[name]) else describe_values(annotations[name])
     parse = _parsers()[name]
     if allowed is None and value is not None and parse is not None:
         try:
@@ -438,6 +410,7 @@ def resolve(current: Mapping[str, object], overrides: Mapping[str, object]) -> S
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+_BOOLEANS = "1 (or true, yes, on) or 0 (or false, no, off)"
 
 
 def _parse(text: str, annotation: Any) -> object:
@@ -486,7 +459,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> dict[str, 
             suffix = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             suggestion = suggest_name(suffix, annotations, display=environment_variable)
             raise exc.UnknownVariableError(variable=variable, value=text, nearest=suggestion)
-        allowed = describe_type(annotations[name])
+        allowed = _BOOLEANS if annotations[name] is bool else describe_values(annotations[name])
         try:
             values[name] = _parse(text, annotations[name])
             check(name, values[name])

@@ -67,6 +67,31 @@ def has_type(value: object, annotation: Any) -> bool:
     return True
 
 
+_WORDS = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    type(None): "None",
+}
+
+
+def describe_values(annotation: Any) -> str:
+    """Return the values that match a type annotation in words, such as "a number or None"."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        words = [describe_values(argument) for argument in typing.get_args(annotation)]
+    elif typing.get_origin(annotation) is typing.Literal:
+        words = list(map(repr, typing.get_args(annotation)))
+    elif annotation in _WORDS:
+        return _WORDS[annotation]
+    else:
+        return describe_type(annotation)
+    *first, last = dict.fromkeys(words)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def describe_type(annotation: Any) -> str:
     """Return a type annotation as a user would write it."""
     if annotation is type(None):

@@ -91,8 +91,8 @@ def test_an_exported_program(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("none.py", "none.py has no model to build: there is no such file."),
-        ("model.py:nothing", "model.py has no model to build: it defines no 'nothing'."),
+        ("none.py", "none.py has no model: there is no such file."),
+        ("model.py:nothing", "model.py has no model: it defines no 'nothing'."),
         ("model.py:number", "'number' gives a value of type int instead of an exported program"),
         ("beside.pt2", "torch.export.load cannot read it"),
     ],

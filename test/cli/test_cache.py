@@ -50,7 +50,7 @@ def test_info_reports_folder_and_size(
         "entries": 2,
         "bytes": held.bytes,
     }
-    assert main.main(["cache", "info"]) == 0
+    assert main.main(["cache", "show"]) == 0
     assert "2 artifacts, 0.5 MiB, of at most 2.0 MiB" in capsys.readouterr().out
 
 
@@ -90,7 +90,7 @@ def test_an_unreadable_size_is_an_error(
 ) -> None:
     monkeypatch.setenv("INDUCTOR_EXT_ARTIFACT_CACHE_SIZE", "much")
     with pytest.raises(exc.BadEnvironmentError):
-        artifacts.run(artifacts.argparse.Namespace(action="info", json=False))
+        artifacts.run(artifacts.argparse.Namespace(action="show", json=False))
     assert main.main(["cache"]) == 2
     assert "INDUCTOR_EXT_ARTIFACT_CACHE_SIZE='much'" in capsys.readouterr().err
 

@@ -208,9 +208,9 @@ def test_kernels_are_listed_and_removed(
     assert [item["name"] for item in report["kernels"]] == ["kernel_0", "kernel_1", "kernel_2"]
     # Entries in use are not removed.
     with store.get(nvcc_build.key(sources[0])):
-        assert main.main(["cutlass", "clean"]) == 0
+        assert main.main(["cutlass", "clear"]) == 0
     assert store.entry_keys() == [nvcc_build.key(sources[0])]
     assert "removed 0.2 MiB" in capsys.readouterr().out
-    assert main.main(["cutlass", "clean", "--max-bytes", "1 MiB"]) == 0
+    assert main.main(["cutlass", "clear", "--max-bytes", "1 MiB"]) == 0
     assert len(store.entry_keys()) == 1
-    assert main.main(["cutlass", "clean", "--max-bytes", "much"]) == 2
+    assert main.main(["cutlass", "clear", "--max-bytes", "much"]) == 2

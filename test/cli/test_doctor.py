@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from inductor_ext.report import bug_report
 from test.support.doctor_process import (
     CHECKOUT,
     SCHEMA,
@@ -61,3 +62,49 @@ class TestProcess:
             process.stdout.close()
             assert process.stderr.read() == b""
         assert process.returncode == 1
+
+
+class TestBugReport:
+    """`--report`."""
+
+    def test_a_file(self, tmp_path: Path) -> None:
+        home = str(CHECKOUT.parent)
+        environment = {"HOME": home, "CUDA_VISIBLE_DEVICES": f"{home}/x"}
+        path = tmp_path / "bug.md"
+        done = doctor_process("doctor", "--report", str(path), environment=environment)
+        assert done.stderr == ""
+        assert done.stdout == (
+            f"Complete the first sections of {path}, and paste it into a new issue.\n"
+        )
+        text = path.read_text()
+        assert [line for line in text.splitlines() if line.startswith("#")] == [
+            "# Bug report",
+            "## What happens",
+            "## A program that shows it",
+            "## Without the extension",
+            "## Environment",
+        ]
+        data = json.loads(text.partition("````json\n")[2].partition("\n````")[0])
+        assert_schema(data, SCHEMA)
+        assert done.returncode == (0 if data["ok"] else 1)
+        assert data["environment"]["CUDA_VISIBLE_DEVICES"] == "~/x"
+        assert f"{home}/" not in text
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_to_standard_output(self, tmp_path: Path) -> None:
+        done = doctor_process("doctor", "--report", "-", environment={}, cwd=tmp_path)
+        assert done.stdout.startswith("# Bug report\n")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_that_does_not_exist(self, tmp_path: Path) -> None:
+        path = tmp_path / "none" / "bug.md"
+        done = doctor_process("doctor", "--report", str(path), environment={})
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{path}" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+    def test_text_that_contains_code_fences(self) -> None:
+        report = bug_report.render("```\nx", {"a": "/home/me/b"}, "/home/me")
+        assert "````text\n```\nx\n````" in report
+        assert '"a": "~/b"' in report
+        assert "/home/me" in bug_report.render("/home/me/a", {}, "/")

@@ -290,6 +290,18 @@ def test_verify_reads_every_file(package: str, capsys: pytest.CaptureFixture[str
     assert out.rstrip().endswith("intact (checked by SHA-256)")
 
 
+def test_verify_prints_json(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "verify", "--json", package)
+    report = json.loads(out)
+    assert code == 0
+    assert report["package"] == package
+    assert report["intact"] is True
+    assert report["checked_by"] == "SHA-256"
+    assert report["models"] == ["model"]
+    assert report["signed_by"] is None
+    assert report["bytes"] > report["files"] > 3
+
+
 def test_verify_reports_missing_digests_of_inductor(
     stock: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,6 +51,35 @@ def test_json_has_its_six_fields(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_standard_input(table: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "inductor_ext", "plan", "-", "--json"],
+        cwd=CHECKOUT,
+        input=TABLE,
+        capture_output=True,
+        text=True,
+    )
+    assert json.loads(done.stdout)["peak"] == 30
+
+
+def test_an_interrupt_ends_the_search(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[int] = []
+
+    def interrupted(intervals: list[Interval], *, iterations: int, seed: int) -> Placement:
+        calls.append(iterations)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        offsets = (0, 10, 30)
+        return Placement(offsets, 35, lower_bound(intervals), "found", iterations)
+
+    monkeypatch.setattr(command, "solve", interrupted)
+    assert plan(table, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["peak"] == 35
+    assert len(calls) == 2
+
+
 def test_text_output_agrees_with_json(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan(table) == 0
     out = capsys.readouterr().out

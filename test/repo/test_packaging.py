@@ -166,7 +166,14 @@ def test_metadata_has_version_license_and_torch_range(
 ) -> None:
     assert wheel_metadata["Version"] == inductor_ext.__version__
     assert wheel_metadata["License-Expression"] == "BSD-3-Clause"
-    assert set(wheel_metadata.get_all("Provides-Extra")) == {"cuda", "demo", "dev", "sign", "test"}
+    assert set(wheel_metadata.get_all("Provides-Extra")) == {
+        "completion",
+        "cuda",
+        "demo",
+        "dev",
+        "sign",
+        "test",
+    }
     required = {
         parsed.name: parsed
         for parsed in map(Requirement, wheel_metadata.get_all("Requires-Dist"))
@@ -226,7 +233,8 @@ def test_every_extra_that_make_installs_is_pinned(wheel_metadata: email.message.
             assert pins.setdefault(name, match[2]) == match[2], f"{name} has two pins"
     for parsed in map(Requirement, wheel_metadata.get_all("Requires-Dist")):
         if parsed.marker is None or any(
-            parsed.marker.evaluate({"extra": extra}) for extra in ("demo", "dev", "sign", "test")
+            parsed.marker.evaluate({"extra": extra})
+            for extra in ("completion", "demo", "dev", "sign", "test")
         ):
             assert parsed.specifier.contains(pins[canonicalize_name(parsed.name)]), str(parsed)
 

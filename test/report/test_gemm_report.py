@@ -373,7 +373,7 @@ def test_command_runs_a_program_as_it_is(
 ) -> None:
     script, out = tmp_path / "script.py", tmp_path / "report.json"
     script.write_text(SCRIPT)
-    assert main.main(["explain", "--json", str(out), str(script), "--flag", "1"]) == 3
+    assert main.main(["explain", "--output", str(out), str(script), "--flag", "1"]) == 3
     program, report = capsys.readouterr().out.split("\n", 1)
     assert program == "24.0 --flag 1 __main__"
     assert f"GEMMs of {script}: 1, of which 0 use an extension kernel" in report
@@ -381,6 +381,17 @@ def test_command_runs_a_program_as_it_is(
     assert len(json.loads(out.read_text())["gemms"]) == 1
     assert main.main(["explain", str(tmp_path / "absent.py")]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_command_prints_only_json_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    assert main.main(["explain", "--json", str(script)]) == 3
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)["gemms"]) == 1
+    assert "24.0 __main__" in printed.err
 
 
 PRODUCT = "import torch; torch.compile(lambda a: a @ a)(torch.ones(3, 3))\n"
@@ -392,7 +403,7 @@ def test_an_unwritable_file_is_rejected_before_the_run(
     script, absent = tmp_path / "script.py", tmp_path / "absent" / "report.json"
     script.write_text("print('it runs')\n")
     for out in (absent, tmp_path):
-        assert main.main(["explain", "--json", str(out), str(script)]) == 2
+        assert main.main(["explain", "--output", str(out), str(script)]) == 2
         output = capsys.readouterr()
         assert output.out == ""
         assert f"{out}: cannot be written: " in output.err
@@ -435,7 +446,7 @@ def test_a_failing_program_is_reported_up_to_the_failure(
     script = tmp_path / "script.py"
     script.write_text(PRODUCT + "import os; os.chdir('/'); raise KeyError('of the program')\n")
     with pytest.raises(KeyError, match="of the program"):
-        main.main(["explain", "--json", "report.json", str(script)])
+        main.main(["explain", "--output", "report.json", str(script)])
     assert f"GEMMs of {script}: 1," in capsys.readouterr().out
     assert len(json.loads((tmp_path / "report.json").read_text())["gemms"]) == 1
 

@@ -7,15 +7,23 @@ import os
 import subprocess
 from collections.abc import Sequence
 
+from inductor_ext import progress
+
 
 def run_all(commands: Sequence[Sequence[str]]) -> None:
     """Run commands in parallel, see `run`."""
     from torch._inductor import config
 
     workers = max(1, min(len(commands), config.compile_threads or 1, os.cpu_count() or 1))
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    with (
+        progress.stage("C++ units", len(commands)) as units,
+        concurrent.futures.ThreadPoolExecutor(workers) as pool,
+    ):
+        futures = [pool.submit(run, command) for command in commands]
+        for future in futures:
+            future.add_done_callback(lambda _: units.advance())
         # Wait for all commands, so that nothing is written after an error has been reported.
-        for future in [pool.submit(run, command) for command in commands]:
+        for future in futures:
             future.result()
 
 
