@@ -12,8 +12,8 @@ import textwrap
 
 from inductor_ext import exc
 from inductor_ext.memory.planner.peak_report import human_bytes
-from inductor_ext.report import bug_report
-from inductor_ext.report.doctor import Cache, Device, Report, examine
+from inductor_ext.reports import bug_report
+from inductor_ext.reports.doctor import Cache, Device, Report, examine
 from inductor_ext.storage.atomic import atomic_write
 from inductor_ext.toolchain.components import Component
 

@@ -17,7 +17,7 @@ from inductor_ext import config, events, exc
 from inductor_ext.hooks.activate import activate
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.lowerings.records import AttentionRecord
-from inductor_ext.report.gemm_report import GemmReport, listen
+from inductor_ext.reports.gemm_report import GemmReport, listen
 
 EXAMPLE = "inductor-ext explain train.py --steps 1"
 EXIT_CODES = {0: "or another one: that of the program", 2: "the program or the file is missing"}

@@ -10,8 +10,8 @@ import dataclasses
 
 from inductor_ext import exc
 from inductor_ext.cli.argument_types import parse_input, parse_natural, parse_positive
-from inductor_ext.report import html_parts
-from inductor_ext.report.memory_report import MemoryReport, read
+from inductor_ext.reports import html_parts
+from inductor_ext.reports.memory_report import MemoryReport, read
 
 EXAMPLE = "inductor-ext memory events.jsonl --html memory.html"
 EXIT_CODES = {

@@ -1,8 +1,7 @@
 """`inductor-ext report FILE`: writes one HTML page about a program's compiles, or about a package.
 
 A program runs in this process with the extension active and with all caches of compiled code
-disabled. The exit code is then the program's own. A package (.pt2) is not run: the page shows its
-contents, and the exit code is 0, or 2 if it cannot be read.
+disabled. A package (.pt2) is not run: the page shows its contents.
 """
 
 from __future__ import annotations
@@ -11,11 +10,18 @@ import argparse
 import contextlib
 import dataclasses
 import os
+import sys
 
 from inductor_ext.cli import explain
-from inductor_ext.report import compile_collector, html_parts, kernel_times
-from inductor_ext.report.compile_report import CompileReport
-from inductor_ext.report.contents_report import ContentsReport, read_contents
+from inductor_ext.reports import compile_collector, html_parts, kernel_times
+from inductor_ext.reports.compile_report import CompileReport
+from inductor_ext.reports.contents_report import ContentsReport, read_contents
+
+EXAMPLE = "inductor-ext report -o report.html train.py --steps 1"
+EXIT_CODES = {
+    0: "or another one: that of the program",
+    2: "the program or package cannot be read, or a file cannot be written",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="report.html",
         help="file for the page (default: report.html)",
     )
-    parser.add_argument("--json", metavar="OUT", help="also write the report as JSON")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="also print the report as one JSON object, and what the program prints on stderr",
+    )
     parser.add_argument(
         "--profile",
         action="store_true",
@@ -64,11 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     # The program may change the working directory.
     out = os.path.abspath(arguments.output)
-    json_out = None if arguments.json is None else os.path.abspath(arguments.json)
-    for path in filter(None, (out, json_out)):
-        html_parts.check_writable(path)
+    html_parts.check_writable(out)
+    messages = sys.stderr if arguments.json else sys.stdout
     if os.path.isdir(arguments.file) or arguments.file.endswith(".pt2"):
-        _write(read_contents(arguments.file), out, json_out)
+        _write(read_contents(arguments.file), out, arguments.json)
         return 0
     explain.check_program(arguments.file)
     kernels = None
@@ -79,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
                 # So that the profiler sees every C++ kernel.
                 stack.enter_context(inductor_config.patch({"cpp.enable_kernel_profile": True}))
             collect = stack.enter_context(compile_collector.observe())
+            stack.enter_context(contextlib.redirect_stdout(messages))
             return explain.run_program(arguments.file, arguments.arguments, arguments.max_autotune)
     finally:
         facts = collect(arguments.file)
@@ -87,13 +97,11 @@ def run(arguments: argparse.Namespace) -> int:
         if kernels is not None:
             profile = dataclasses.replace(kernels(), scope="the program's compiled graphs")
             facts = dataclasses.replace(facts, kernels=profile)
-        _write(CompileReport(facts), out, json_out)
+        _write(CompileReport(facts), out, arguments.json)
         if not facts.graphs:
-            print(explain.explain_empty_report())
+            print(explain.explain_empty_report(), file=messages)
 
 
-def _write(report: CompileReport | ContentsReport, out: str, json_out: str | None) -> None:
+def _write(report: CompileReport | ContentsReport, out: str, as_json: bool) -> None:
     report.save(out)
-    print(f"The report is in {out}.")
-    if json_out is not None:
-        html_parts.write_page(json_out, report.to_json())
+    print(report.to_json() if as_json else f"The report is in {out}.")

@@ -1,4 +1,4 @@
-"""The command `inductor-ext report` with a program; test/report has it with a package."""
+"""The command `inductor-ext report` with a program; test/reports has it with a package."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ def test_a_program_runs_as_it_is(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.write_text(SCRIPT + "import os; os.chdir('/'); sys.exit(3)\n")
-    out, json_out = tmp_path / "page.html", tmp_path / "page.json"
-    command = ["report", "-o", str(out), "--json", str(json_out), str(script), "--flag", "1"]
+    out = tmp_path / "page.html"
+    command = ["report", "-o", str(out), str(script), "--flag", "1"]
     assert main.main(command) == 3
     assert capsys.readouterr().out == f"24.0 --flag 1 __main__\nThe report is in {out}.\n"
+    assert main.main(["report", "--json", *command[1:]]) == 3
+    printed = capsys.readouterr()
+    assert printed.err == "24.0 --flag 1 __main__\n"
     page = out.read_text()
     assert f"Report on {script}" in page
     assert "aten.mm float32[2, 3] x float32[3, 4]" in page
     assert "Not measured: no call was profiled." in page
-    loaded = json.loads(json_out.read_text())
+    loaded = json.loads(printed.out)
     assert len(loaded["gemms"]) == 1
     assert len(loaded["graphs"]) == 1
     assert "code generation" in {phase["name"] for phase in loaded["phases"]}
@@ -53,11 +56,9 @@ def test_a_program_under_the_profiler(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.write_text(SCRIPT + "matmul(torch.ones(2, 3), torch.ones(3, 4))\ntorch.ones(3).cos()\n")
-    out, json_out = tmp_path / "page.html", tmp_path / "page.json"
-    command = ["report", "--profile", "-o", str(out), "--json", str(json_out), str(script)]
-    assert main.main(command) == 0
-    assert "The report is in" in capsys.readouterr().out
-    kernels = json.loads(json_out.read_text())["kernels"]
+    out = tmp_path / "page.html"
+    assert main.main(["report", "--profile", "-o", str(out), "--json", str(script)]) == 0
+    kernels = json.loads(capsys.readouterr().out)["kernels"]
     calls = {kernel["name"]: kernel["calls"] for kernel in kernels["kernels"]}
     # Not the operators of the compile, and not those of eager mode. In the first call of a graph,
     # torch may dispatch an operator twice.
@@ -100,7 +101,7 @@ def test_bad_paths_are_rejected_before_the_run(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = str(tmp_path / "absent" / "page")
-    for arguments in (["-o", absent], ["--json", absent], ["-o", str(tmp_path)]):
+    for arguments in (["-o", absent], ["-o", str(tmp_path)]):
         assert main.main(["report", *arguments, str(script)]) == 2
         output = capsys.readouterr()
         assert output.out == ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inductor_ext.hooks.records import CompileRecord
-from inductor_ext.report.compile_facts import CompileFacts, KernelProfile, KernelTime, Phase
-from inductor_ext.report.gemm_report import Gemm, GemmReport, KernelFusion
+from inductor_ext.reports.compile_facts import CompileFacts, KernelProfile, KernelTime, Phase
+from inductor_ext.reports.gemm_report import Gemm, GemmReport, KernelFusion
 from inductor_ext.templates.problem import GemmProblem
 from inductor_ext.templates.records import ProductCandidate, ProductRecord
 from inductor_ext.templates.triton.config import GemmConfig
