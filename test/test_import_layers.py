@@ -406,9 +406,9 @@ def test_a_wrong_import_is_found(
 
 def test_a_right_import_is_not(house: Path) -> None:
     (house / "cli.py").write_text(
-        "import torch\nfrom inductor_ext import __version__, backend, events, report"
+        "import torch\nfrom inductor_ext import __version__, backend, events, reports"
     )
-    (house / "report.py").write_text("from .events import emit\nfrom inductor_ext.exc import E")
+    (house / "reports.py").write_text("from .events import emit\nfrom inductor_ext.exc import E")
     assert violations(house) == []
 
 
