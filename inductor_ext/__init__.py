@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from inductor_ext.cpp_wrapper.load.load import load
     from inductor_ext.hooks.activate import activate, install, uninstall
     from inductor_ext.options import list_mode_options, list_options
-    from inductor_ext.report.fit_batch import fit_batch
-    from inductor_ext.report.gemm_report import explain
-    from inductor_ext.report.memory_report import memory_report
+    from inductor_ext.reports.compile_report import report
+    from inductor_ext.reports.fit_batch import fit_batch
+    from inductor_ext.reports.gemm_report import explain
+    from inductor_ext.reports.memory_report import memory_report
 
 __version__ = "0.1.0"
 
@@ -26,13 +27,14 @@ _HOMES = {
     "activate": "hooks.activate",
     "aoti_compile_and_package": "aot",
     "cmake_prefix_path": "cpp_wrapper.client",
-    "explain": "report.gemm_report",
-    "fit_batch": "report.fit_batch",
+    "explain": "reports.gemm_report",
+    "fit_batch": "reports.fit_batch",
     "install": "hooks.activate",
     "list_mode_options": "options",
     "list_options": "options",
     "load": "cpp_wrapper.load.load",
-    "memory_report": "report.memory_report",
+    "memory_report": "reports.memory_report",
+    "report": "reports.compile_report",
     "uninstall": "hooks.activate",
 }
 """Public functions, mapped to the modules that define them."""
@@ -61,6 +63,7 @@ __all__ = [
     "list_options",
     "load",
     "memory_report",
+    "report",
     "uninstall",
 ]
 

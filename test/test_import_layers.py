@@ -34,7 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"cpp_wrapper.hooks", "lowerings.hooks", "memory.hooks"}),
     frozenset({"hooks"}),
     frozenset({"aot", "backend", "targets"}),
-    frozenset({"__main__", "cli", "report"}),
+    frozenset({"__main__", "cli", "reports"}),
 )
 """The units, lowest layer first: modules and subpackages directly in the package, and single
 modules of a subpackage that belong to a lower layer than the rest of it.
@@ -391,8 +391,8 @@ def house(tmp_path: Path) -> Path:
             "import importlib\nimportlib.import_module('inductor_ext.events')",
             "exc imports events, a higher layer",
         ),
-        ("report", "from inductor_ext import backend", "report imports backend, which is not"),
-        ("report", "from inductor_ext import cli", "report imports cli, which is not for it"),
+        ("reports", "from inductor_ext import backend", "reports imports backend, which is not"),
+        ("reports", "from inductor_ext import cli", "reports imports cli, which is not for it"),
         ("cli", "from inductor_ext import activate", "goes through the package's lazy table"),
     ],
 )
@@ -406,9 +406,9 @@ def test_a_wrong_import_is_found(
 
 def test_a_right_import_is_not(house: Path) -> None:
     (house / "cli.py").write_text(
-        "import torch\nfrom inductor_ext import __version__, backend, events, report"
+        "import torch\nfrom inductor_ext import __version__, backend, events, reports"
     )
-    (house / "report.py").write_text("from .events import emit\nfrom inductor_ext.exc import E")
+    (house / "reports.py").write_text("from .events import emit\nfrom inductor_ext.exc import E")
     assert violations(house) == []
 
 

@@ -2,7 +2,7 @@
 
 Every model, variant and number of cores gets a new process, which may use only that many cores.
 Its stack is sampled from the call of `torch.compile` to the first result
-(`harness.compile_phases`): starting compile workers, imports, tuning and code generation all count.
+(`reports.compile_phases`): starting compile workers, imports, tuning and code generation all count.
 The tuning folder is empty, and the shipped tuning tables are off. Inductor with `max_autotune` is
 compared with the extension with `max_autotune`, and Inductor (default) with the extension (default)
 and with tuning in the background.
@@ -56,7 +56,7 @@ def _measure_here(model_name: str, variant: variants.Variant) -> dict[str, float
 
     from benchmarks.gemm.e2e import make_finish, use_tables, use_tf32
     from benchmarks.gemm.held_out import HELD_OUT
-    from benchmarks.harness.compile_phases import sample_phases
+    from inductor_ext.reports.compile_phases import sample_phases
 
     model = HELD_OUT[model_name]
     device = "cuda" if torch.cuda.is_available() else "cpu"

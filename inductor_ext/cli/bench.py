@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         exc.BadModelSourceError: there is no such model.
     """
-    from inductor_ext.report.comparison import compare
+    from inductor_ext.reports.comparison import compare
 
     path, name = model_source.split(arguments.source)
     model_source.check_file(path)

@@ -10,7 +10,7 @@ import argparse
 import json
 
 from inductor_ext import settings
-from inductor_ext.report.text import format_count
+from inductor_ext.reports.text import format_count
 from inductor_ext.storage.artifact_store import ArtifactStore, Usage
 from inductor_ext.storage.paths import artifact_folder
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from inductor_ext import exc, settings
 from inductor_ext.cli.argument_types import parse_positive
-from inductor_ext.report.text import format_count
+from inductor_ext.reports.text import format_count
 from inductor_ext.storage.artifact_store import ArtifactStore
 from inductor_ext.storage.paths import kernel_folder
 from inductor_ext.templates.cutlass import build_slots, nvcc_build

@@ -11,7 +11,7 @@ import argparse
 import json
 from typing import Any
 
-from inductor_ext.report import package_report
+from inductor_ext.reports import package_report
 
 EXAMPLE = "inductor-ext diff old.pt2 new.pt2"
 EXIT_CODES = {

@@ -11,9 +11,9 @@ import os
 import textwrap
 
 from inductor_ext.memory.planner.peak_report import human_bytes
-from inductor_ext.report import bug_report
-from inductor_ext.report.doctor import Cache, Device, Report, examine
-from inductor_ext.report.text import write_file
+from inductor_ext.reports import bug_report
+from inductor_ext.reports.doctor import Cache, Device, Report, examine
+from inductor_ext.reports.text import write_file
 from inductor_ext.toolchain.components import Component
 
 EXAMPLE = "inductor-ext doctor"

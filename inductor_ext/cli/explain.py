@@ -17,7 +17,8 @@ from inductor_ext import config, events, exc
 from inductor_ext.hooks.activate import activate
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.lowerings.records import AttentionRecord
-from inductor_ext.report.gemm_report import GemmReport, listen
+from inductor_ext.reports.gemm_report import GemmReport, listen
+from inductor_ext.reports.text import check_writable, write_file
 
 EXAMPLE = "inductor-ext explain train.py --steps 1"
 EXIT_CODES = {0: "or another one: that of the program", 2: "the program or the file is missing"}
@@ -58,17 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
             are checked before the program runs.
         BaseException: raised by the program.
     """
-    if not os.path.isfile(arguments.script):
-        raise exc.BadReportFileError(
-            file=arguments.script,
-            where="",
-            why="the file does not exist",
-            fix="Pass the path of a Python program.",
-        )
+    check_program(arguments.script)
     # The program may change the working directory.
     out = None if arguments.output is None else os.path.abspath(arguments.output)
     if out is not None:
-        _write(out, "", "a")
+        check_writable(out)
     with (
         listen() as compiled_gemms,
         events.capture(CompileRecord) as compiles,
@@ -77,18 +72,34 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             output = sys.stderr if arguments.json else sys.stdout
             with contextlib.redirect_stdout(output):
-                return _run_program(arguments.script, arguments.arguments, arguments.max_autotune)
+                return run_program(arguments.script, arguments.arguments, arguments.max_autotune)
         finally:
             report = GemmReport(arguments.script, compiled_gemms(), tuple(attention))
             table = report.table(candidates=arguments.candidates)
             print(report.to_json() if arguments.json else table)
             if not compiles:
-                print(_explain_empty_report(), file=output)
+                print(explain_empty_report(), file=output)
             if out is not None:
-                _write(out, report.to_json(), "w")
+                write_file(out, report.to_json())
 
 
-def _explain_empty_report() -> str:
+def check_program(path: str) -> None:
+    """Raise an error if the program does not exist.
+
+    Raises:
+        exc.BadReportFileError: it does not exist.
+    """
+    if not os.path.isfile(path):
+        raise exc.BadReportFileError(
+            file=path,
+            where="",
+            why="the file does not exist",
+            fix="Pass the path of a Python program.",
+        )
+
+
+def explain_empty_report() -> str:
+    """Return why the report on a program is empty."""
     if not config.snapshot().enabled:
         return "The extension is disabled: the setting enabled is False."
     return (
@@ -97,15 +108,14 @@ def _explain_empty_report() -> str:
     )
 
 
-def _write(path: str, text: str, mode: str) -> None:
-    try:
-        with open(path, mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise exc.BadReportFileError.not_writable(path, error.strerror) from None
+def run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
+    """Run a program with the extension active, and return its exit code.
 
-
-def _run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> int:
+    Args:
+        script: the Python file.
+        arguments: of the program.
+        max_autotune: whether to set Inductor's option of this name.
+    """
     from torch._inductor import config as inductor_config
 
     before = sys.argv, sys.path[0]

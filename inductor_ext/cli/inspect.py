@@ -10,7 +10,7 @@ import argparse
 import json
 
 from inductor_ext.cli.argument_types import parse_natural
-from inductor_ext.report import package_report
+from inductor_ext.reports import package_report
 
 EXAMPLE = "inductor-ext inspect model.pt2"
 EXIT_CODES = {0: "the package was read", 2: "it cannot be read"}

@@ -45,6 +45,7 @@ COMMANDS = {
     "memory": "show how a compiled model uses memory",
     "minify": "shorten a program that repeats a failed compile",
     "plan": "plan memory for the buffers in a CSV file",
+    "report": "write one HTML page about what a program compiles, or about a package",
     "sign": "sign a package with an Ed25519 key",
     "tune": "show, export, import or clear tuning results of GEMMs",
     "verify": "check that a package is intact, and who has signed it",

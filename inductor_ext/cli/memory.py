@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 
 from inductor_ext import exc
 from inductor_ext.cli.argument_types import parse_input, parse_natural, parse_positive
-from inductor_ext.report.memory_report import MemoryReport, read
+from inductor_ext.reports.memory_report import MemoryReport, read
+from inductor_ext.reports.text import check_writable
 
 EXAMPLE = "inductor-ext memory events.jsonl --html memory.html"
 EXIT_CODES = {
@@ -69,7 +69,7 @@ def _parse_size(text: str) -> tuple[str, int]:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report, and write the HTML page if requested."""
     if arguments.html is not None:
-        _check_writable(arguments.html)
+        check_writable(arguments.html)
     report = _select_graphs(read(arguments.file), arguments.file, arguments.graph)
     sizes = dict(arguments.size)
     if arguments.batch:
@@ -80,16 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
         report.write_html(arguments.html, arguments.top)
     print(report.to_json() if arguments.json else report.table(arguments.top))
     return 0
-
-
-def _check_writable(path: str) -> None:
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.isdir(path):
-        raise exc.BadReportFileError.not_writable(path, "it is a folder")
-    if not os.path.isdir(folder):
-        raise exc.BadReportFileError.not_writable(path, f"the folder {folder} does not exist")
-    if not os.access(folder, os.W_OK):
-        raise exc.BadReportFileError.not_writable(path, f"the folder {folder} is not writable")
 
 
 def _select_graphs(report: MemoryReport, path: str, selector: str | None) -> MemoryReport:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 from inductor_ext import exc
-from inductor_ext.report.text import write_file
+from inductor_ext.reports.text import write_file
 
 EXAMPLE = "inductor-ext minify repro_0123456789ab.py --output smaller.py"
 EXIT_CODES = {0: "the shorter program was written", 2: "the program does not fail, or is missing"}

@@ -21,7 +21,7 @@ from inductor_ext.autotune import results_folder
 from inductor_ext.autotune.results import TuningResult, merge_results, read_table, write_table
 from inductor_ext.autotune.tuning_queue import TuningQueue
 from inductor_ext.cli.argument_types import parse_input
-from inductor_ext.report.text import align_columns, format_count
+from inductor_ext.reports.text import align_columns, format_count
 from inductor_ext.storage.paths import tuning_folder
 from inductor_ext.templates.format import config_words, problem_words
 

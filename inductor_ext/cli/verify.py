@@ -23,7 +23,7 @@ from inductor_ext.cpp_wrapper.package import (
     zip_reader,
 )
 from inductor_ext.memory.planner.peak_report import human_bytes
-from inductor_ext.report.text import format_count
+from inductor_ext.reports.text import format_count
 
 EXAMPLE = "inductor-ext verify model.pt2 --key team.pem --run"
 EXIT_CODES = {0: "the package is intact", 2: "it is not, or cannot be read"}

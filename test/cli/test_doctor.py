@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inductor_ext.report import bug_report
+from inductor_ext.reports import bug_report
 from test.support.doctor_process import (
     CHECKOUT,
     SCHEMA,

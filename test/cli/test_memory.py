@@ -10,7 +10,7 @@ import pytest
 from inductor_ext import events
 from inductor_ext.cli import main
 from inductor_ext.cpp_wrapper.records import PackageRecord
-from inductor_ext.report.memory_report import MemoryReport
+from inductor_ext.reports.memory_report import MemoryReport
 from test.support.memory_plans import REPORT, drawings
 
 

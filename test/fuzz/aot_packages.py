@@ -42,7 +42,7 @@ import torch
 import inductor_ext
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.package import manifest, signing, zip_format, zip_reader
-from inductor_ext.report import package_report
+from inductor_ext.reports import package_report
 from test.fuzz.aot_package_mutations import EVIL_NAME, SANDBOX_DEPTH, Case, mutate
 from test.support.altered_packages import contents, manifest_of, seal
 

@@ -12,7 +12,7 @@ from torch import nn
 from inductor_ext.memory import plan_store
 from inductor_ext.memory.planner.resized_plan import resize_plan
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.report import memory_measure
+from inductor_ext.reports import memory_measure
 from test.support.memory_compiles import compiled, planning
 
 

@@ -19,7 +19,7 @@ import inductor_ext
 from benchmarks.harness.measure import record_allocations
 from inductor_ext.hooks.scope import compile_scope
 from inductor_ext.memory import measured_workspace
-from inductor_ext.report import memory_measure
+from inductor_ext.reports import memory_measure
 from test.support import fake_cuda
 from test.support.memory_compiles import compiled, planning
 

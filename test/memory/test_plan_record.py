@@ -12,8 +12,8 @@ import torch
 import inductor_ext
 from benchmarks.memory import steps
 from inductor_ext.memory import saved_tensors
-from inductor_ext.report import memory_measure
-from inductor_ext.report.memory_measure import Measured
+from inductor_ext.reports import memory_measure
+from inductor_ext.reports.memory_measure import Measured
 from test.support.memory_compiles import compiled, planning
 
 

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 from inductor_ext.memory import plan_store
 from inductor_ext.memory.planner import peak_report
 from inductor_ext.memory.records import MemoryPlanRecord, PlannedArena, PlannedStorage
-from inductor_ext.report.memory_measure import Measured
-from inductor_ext.report.memory_report import MemoryReport
-from inductor_ext.report.model_state import ModelState
-from inductor_ext.report.other_sizes import BatchPeak
-from inductor_ext.report.step_timeline import GraphCall, Span, StepTimeline
+from inductor_ext.reports.memory_measure import Measured
+from inductor_ext.reports.memory_report import MemoryReport
+from inductor_ext.reports.model_state import ModelState
+from inductor_ext.reports.other_sizes import BatchPeak
+from inductor_ext.reports.step_timeline import GraphCall, Span, StepTimeline
 
 
 def storage(

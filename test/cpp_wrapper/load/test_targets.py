@@ -18,7 +18,7 @@ from inductor_ext.cpp_wrapper.build import cpu_isa, cpu_target
 from inductor_ext.cpp_wrapper.build.artifact import Artifact
 from inductor_ext.cpp_wrapper.codegen import weights_layout
 from inductor_ext.cpp_wrapper.package import build_results, manifest, zip_reader
-from inductor_ext.report import package_report
+from inductor_ext.reports import package_report
 from test.support.altered_packages import contents, manifest_of, seal
 
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 
-from inductor_ext.report import gemm_report
+from inductor_ext.reports import gemm_report
 from test.support.cutlass_lowering import XW, Call, best, linear, lower
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="lowered on a stand-in for a GPU")

@@ -1,0 +1,66 @@
+"""Measured memory: growth, predictions, and which graph each call belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from inductor_ext.reports import memory_measure
+from inductor_ext.reports.memory_measure import Allocation, Measured
+from test.support.memory_plans import plan, storage
+
+
+class TestMeasure:
+    def test_growth(self) -> None:
+        changes = [(1, 100), (2, 50), (9, -30), (1, -100), (3, 90), (1, 20), (1, -20)]
+        allocations = [Allocation(t, "cpu", p, b) for t, (p, b) in enumerate(changes)]
+        assert memory_measure.growth(allocations) == (150, [30])
+
+    def test_inputs_count_as_freed_where_the_run_frees_them(self) -> None:
+        record = plan(
+            (
+                storage("kept", 4096, 0, 1, kind="input"),
+                storage("donated", 1024, 0, 1, kind="input"),
+                storage("buf", 2048, 1, 2),
+                storage("out", 1024, 0, 2, kind="output"),
+            )
+        )
+        assert memory_measure.predict(record, "cpu", [1000]) == 2048
+        assert memory_measure.predict(record, "cpu", []) == 3072
+        assert memory_measure.predict(record, "cpu", [4096, 1024]) == 1024
+        assert memory_measure.predict(record, "cpu", [999_999]) == 3072
+
+    def test_deviation(self) -> None:
+        measured = Measured("call", "forward", None, "cpu", 1000, 1025)
+        assert measured.deviation == 2.5
+        assert measured.describe().endswith("measured 1.00 KiB, deviation +2.5 %")
+        assert Measured("call", "forward", None, "cpu", 0, 0).deviation == 0
+
+    def test_graphs_without_a_key_are_identified_by_order(self) -> None:
+        windows = [("None", 0, 1), ("key", 2, 3), ("None", 4, 5)]
+        first, second = plan(()), plan(())
+        identify = memory_measure.identify_calls
+        assert identify(windows, {"None0": [first], "None1": [second], "key": []}) == [
+            ("key", 2, 3),
+            ("None0", 0, 1),
+            ("None1", 4, 5),
+        ]
+        assert identify(windows, {"None0": [first]}) == [
+            ("key", 2, 3),
+            ("None0", 0, 1),
+            ("None0", 4, 5),
+        ]
+        more = {"None0": [first], "None1": [second], "None2": [first]}
+        assert identify(windows, more) == [("key", 2, 3)]
+
+    def test_backwards_without_a_key_are_not_identified_among_several_forwards(self) -> None:
+        kinds = ("forward", "backward", "forward", "backward")
+        plans = {
+            f"None{i}": [dataclasses.replace(plan(()), kind=kind)] for i, kind in enumerate(kinds)
+        }
+        windows = [("None", time, time + 1) for time in range(4)]
+        assert memory_measure.identify_calls(windows, plans) == []
+        pair = dict(list(plans.items())[:2])
+        assert memory_measure.identify_calls(windows[:2], pair) == [
+            ("None0", 0, 1),
+            ("None1", 1, 2),
+        ]
