@@ -120,7 +120,11 @@ def _compile_or_copy(
 
     def compile_(path: PackagePath | None) -> str | IO[bytes]:
         text = "compiling a package"
-        with activate(**extension_options), progress.stage(text, shown=settings.progress):
+        with (
+            activate(**extension_options),
+            progress.stage(text, shown=settings.progress),
+            events.timed("compile_package"),
+        ):
             if not targets:
                 _require_toolchain(programs)
             return _package(programs, path, patches, settings, targets, names)
@@ -289,7 +293,11 @@ def _package_from(
     if len(artifacts) < len(files):
         # Some options are only supported by Inductor's own code generation.
         return _write_default_package(path, files)
-    with progress.stage("writing the package"), output_path.open_for_writing(path) as file:
+    with (
+        progress.stage("writing the package"),
+        events.timed("write_package"),
+        output_path.open_for_writing(path) as file,
+    ):
         write_package(
             file,
             output_path.root_folder(path),
@@ -346,6 +354,7 @@ def _build(
         target_text = f" for {target.name}" if target is not None else ""
         with (
             progress.stage(f"model {name!r}{target_text}"),
+            events.timed("compile_model"),
             build.collecting() as collected,
             cpp_wrapper.check_against(signatures[name], names.get(name)),
             ignore_performance_guards(program),
@@ -391,6 +400,7 @@ def _default_path(
     return path if folder is None else os.path.join(cache_dir(), os.path.basename(path))
 
 
+@events.timed("record_self_tests")
 def _record_self_tests(
     programs: Mapping[str, ExportedProgram],
 ) -> dict[str, tuple[dict[str, Any], bytes]]:

@@ -11,13 +11,14 @@ the `records` module of its feature. The record is sent to
 Nothing is printed unless one of these is enabled. Messages that every user must see (something is
 missing and a fallback was used) go through `warn_once`: one line per process. If a log cannot be
 written, emitting warns instead of raising, so that logging never fails a compile.
+
+`timed` adds the extension's parts of a compile to those that torch times.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import logging
 import os
@@ -28,29 +29,9 @@ from typing import Any, ClassVar
 
 from inductor_ext.storage import json_codec
 
-__all__ = ["Record", "capture", "emit", "module_path", "muted", "warn_once"]
+__all__ = ["Record", "capture", "emit", "module_path", "muted", "timed", "warn_once"]
 
 log = logging.getLogger("inductor_ext")
-
-_FORMER_NAMES = {
-    "ArtifactCacheRecord": "cpp_wrapper.records",
-    "CompileRecord": "hooks.records",
-    "EagerFallbackRecord": "backend",
-    "MemoryPlanRecord": "memory.records",
-    "PackageRecord": "cpp_wrapper.records",
-    "PlannedArena": "memory.records",
-    "PlannedStorage": "memory.records",
-    "ProductCandidate": "templates.records",
-    "ProductRecord": "templates.records",
-    "TuningRecord": "templates.records",
-}
-"""Record classes that this module used to define, with their modules; re-exported until 0.2."""
-
-
-def __getattr__(name: str) -> Any:
-    if name in _FORMER_NAMES:
-        return getattr(importlib.import_module(f"inductor_ext.{_FORMER_NAMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclasses.dataclass(eq=False)
@@ -134,6 +115,22 @@ def muted() -> Iterator[None]:
         yield
     finally:
         _threads.muted = before
+
+
+@contextlib.contextmanager
+def timed(part: str) -> Iterator[None]:
+    """Time a part of a compile, as torch times its own parts. Also used as a decorator.
+
+    `torch._dynamo.utils.compile_times()` lists it, and `TORCH_TRACE` shows it in the timeline of
+    `tlparse`.
+
+    Args:
+        part: what is done, such as "plan_memory"; the name in the timings is "inductor_ext.<part>".
+    """
+    from torch._dynamo.utils import dynamo_timed
+
+    with dynamo_timed(f"inductor_ext.{part}"):
+        yield
 
 
 def _trace(record: Record, line: str) -> None:

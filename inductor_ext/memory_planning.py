@@ -58,6 +58,7 @@ _GPU_UNUSED_SHARE = 1 / 2
 the peak there, while oneDNN copies operands and results of convolutions to blocked layouts."""
 
 
+@events.timed("plan_memory")
 def plan_wrapper(
     stock: Callable[[Any, bool], None], wrapper: Any, is_inference: bool, settings: Settings
 ) -> None:

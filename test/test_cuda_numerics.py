@@ -18,7 +18,7 @@ from inductor_ext.autotune import inductor_benchmark, subprocess_runner, tuner
 from inductor_ext.hooks import activate, compile_fx, scope
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductRecord, TuningRecord
+from inductor_ext.templates.records import MatmulRecord, TuningRecord
 from test.support import gpu_util
 
 pytestmark = pytest.mark.gpu
@@ -95,7 +95,7 @@ def test_results_with_float16_accumulators_are_separate(tmp_path: Path) -> None:
             numerics.with_matmul_flags(flags, "float16"),
             inductor_ext.activate(tuning_cache_dir=str(tmp_path)),
             events.capture(TuningRecord) as tuned,
-            events.capture(ProductRecord) as products,
+            events.capture(MatmulRecord) as products,
         ):
             compiled = torch.compile(torch.mm, options={"max_autotune": True}, dynamic=False)
             result = compiled(x, w)

@@ -34,25 +34,6 @@ def test_records_describe_themselves_and_are_json() -> None:
     assert json.loads(json.dumps(RECORD.as_json())) == expected
 
 
-def test_records_are_still_found_under_their_former_names() -> None:
-    assert events.PackageRecord is PackageRecord
-    for name in (
-        "ArtifactCacheRecord",
-        "CompileRecord",
-        "EagerFallbackRecord",
-        "MemoryPlanRecord",
-        "PackageRecord",
-        "PlannedArena",
-        "PlannedStorage",
-        "ProductCandidate",
-        "ProductRecord",
-        "TuningRecord",
-    ):
-        assert getattr(events, name).__name__ == name
-    with pytest.raises(AttributeError, match="NoSuchRecord"):
-        _ = events.NoSuchRecord
-
-
 def test_capture_sees_records_only_inside() -> None:
     events.emit(RECORD)
     with events.capture() as outer:

@@ -37,13 +37,14 @@ from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.kernels import Config
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductCandidate, TuningRecord
+from inductor_ext.templates.records import MatmulCandidate, TuningRecord
 from inductor_ext.templates.triton import cost_model, ranking, search_space
 
 CANDIDATES = 6
 """Number of Triton candidates that are measured besides Inductor's path."""
 
 
+@events.timed("tune_matmuls")
 def tune(
     problems: Iterable[GemmProblem],
     device: Device,
@@ -253,7 +254,7 @@ def _make_record(
     report: Report, device: Device, predictions: Mapping[Config, float]
 ) -> TuningRecord:
     candidates = tuple(
-        ProductCandidate(
+        MatmulCandidate(
             config=timing.config,
             predicted=predictions[timing.config] if timing.config is not None else None,
             measured=timing.microseconds,

@@ -15,6 +15,7 @@ import sys
 from inductor_ext.cli import explain
 from inductor_ext.reports import compile_collector, kernel_times
 from inductor_ext.reports.compile_report import CompileReport
+from inductor_ext.reports.compile_trace import write_trace
 from inductor_ext.reports.contents_report import ContentsReport, read_contents
 from inductor_ext.reports.text import check_writable
 
@@ -52,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run the program under torch's profiler, and report the kernels by time",
     )
     parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="also write the compiles as a trace in Chrome's format, for ui.perfetto.dev",
+    )
+    parser.add_argument(
         "--max-autotune",
         action="store_true",
         help="benchmark GEMMs without tuning results, even if the program does not set "
@@ -76,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     # The program may change the working directory.
     out = os.path.abspath(arguments.output)
     check_writable(out)
+    trace = None if arguments.trace is None else os.path.abspath(arguments.trace)
     messages = sys.stderr if arguments.json else sys.stdout
     if os.path.isdir(arguments.file) or arguments.file.endswith(".pt2"):
         _write(read_contents(arguments.file), out, arguments.json)
@@ -88,6 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
                 kernels = stack.enter_context(kernel_times.profile_program())
                 # So that the profiler sees every C++ kernel.
                 stack.enter_context(inductor_config.patch({"cpp.enable_kernel_profile": True}))
+            stack.enter_context(write_trace(trace))
             collect = stack.enter_context(compile_collector.observe())
             stack.enter_context(contextlib.redirect_stdout(messages))
             return explain.run_program(arguments.file, arguments.arguments, arguments.max_autotune)

@@ -20,7 +20,7 @@ from inductor_ext.hooks import context, registry, scope
 from inductor_ext.hooks.registry import Hook
 from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.settings import Settings
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 from inductor_ext.toolchain import compiler_errors, requirements
 
 HOOKS = (
@@ -145,6 +145,6 @@ def _find_compiler_error(error: BaseException) -> str | None:
 
 def _is_kernel(record: events.Record) -> bool:
     """Whether a record says that a kernel of the extension was used."""
-    if isinstance(record, ProductRecord):
+    if isinstance(record, MatmulRecord):
         return record.chosen is not None
     return isinstance(record, AttentionRecord)

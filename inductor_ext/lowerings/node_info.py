@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch import fx
 
     from inductor_ext.autotune.decision import Decision
-    from inductor_ext.events import ProductRecord
     from inductor_ext.templates.cutlass.epilogue import Epilogue
     from inductor_ext.templates.device import Device
     from inductor_ext.templates.problem import GemmProblem
+    from inductor_ext.templates.records import MatmulRecord
 
 _KEY = "inductor_ext"
 
@@ -106,7 +106,7 @@ class NodeInfo:
     """Names of the operators that the node's kernel computes and that Inductor does not see."""
     rejected: tuple[str, ...] = ()
     """Texts about the fusions that the node could have been part of."""
-    record: ProductRecord | None = None
+    record: MatmulRecord | None = None
     """The record that `explain` shows."""
     strides: Sequence[Any] | None = None
     """On the output node: the strides of the results before the joint passes."""

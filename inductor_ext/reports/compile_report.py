@@ -16,6 +16,7 @@ from typing import Any, overload
 from inductor_ext import exc
 from inductor_ext.reports import compile_collector, memory_report, report_page
 from inductor_ext.reports.compile_facts import CompileFacts
+from inductor_ext.reports.compile_trace import write_trace
 from inductor_ext.reports.contents_report import ContentsReport, read_contents
 from inductor_ext.reports.text import check_writable, format_count, write_file
 
@@ -88,6 +89,7 @@ def report(
     options: Mapping[str, Any] | None = ...,
     dynamic: bool | None = ...,
     recompile: bool = ...,
+    trace: str | os.PathLike[str] | None = ...,
     **kwargs: Any,
 ) -> CompileReport: ...
 
@@ -100,6 +102,7 @@ def report(
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
     recompile: bool = True,
+    trace: str | os.PathLike[str] | None = None,
     **kwargs: Any,
 ) -> CompileReport | ContentsReport:
     """Compile and call a function, or read a package, and write one HTML page about it.
@@ -119,6 +122,7 @@ def report(
             benchmarks GEMMs that have no tuning results.
         dynamic: as for torch.compile.
         recompile: whether to compile it again to report cache hits and the time of a call.
+        trace: file for a trace of the compiles, for ui.perfetto.dev; None for no file.
 
     Returns:
         The report on the compile; for a package, the report on its contents.
@@ -126,7 +130,7 @@ def report(
     Raises:
         exc.BadArgumentError: the target is neither callable nor a path, or a package is given with
             arguments.
-        exc.BadReportFileError: the page cannot be written. This is checked before the compile.
+        exc.BadReportFileError: a file cannot be written. This is checked before the compile.
         exc.UnknownModeError, exc.UnknownOptionError, exc.BadOptionError: raised before compiling.
         exc.BadPackageError, exc.IncompatibleArtifactError: the package cannot be read.
         Exception: raised by compiling or calling the function.
@@ -137,12 +141,24 @@ def report(
     choices: dict[str, Any] = {"mode": mode, "options": options, "dynamic": dynamic}
     if isinstance(target, (str, os.PathLike)):
         is_plain = not args and not kwargs and all(value is None for value in choices.values())
-        result = _report_package(target, is_plain)
+        result = _report_package(target, is_plain and trace is None)
     else:
-        result = _report_callable(target, args, kwargs, recompile=recompile, **choices)
+        _check_callable(target)
+        with write_trace(trace):
+            facts = compile_collector.collect_facts(
+                target, args, kwargs, recompile=recompile, **choices
+            )
+        result = CompileReport(facts)
     if path is not None:
         result.save(path)
     return result
+
+
+def _check_callable(target: Any) -> None:
+    if isinstance(target, type) or not callable(target):
+        raise exc.BadArgumentError(
+            name="target", actual=repr(target), allowed="a function, a module, or a path"
+        )
 
 
 def _report_package(target: str | os.PathLike[str], is_plain: bool) -> ContentsReport:
@@ -151,13 +167,3 @@ def _report_package(target: str | os.PathLike[str], is_plain: bool) -> ContentsR
             name="args", actual="arguments", allowed="no arguments with the path of a package"
         )
     return read_contents(os.fspath(target))
-
-
-def _report_callable(
-    target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **choices: Any
-) -> CompileReport:
-    if isinstance(target, type) or not callable(target):
-        raise exc.BadArgumentError(
-            name="target", actual=repr(target), allowed="a function, a module, or a path"
-        )
-    return CompileReport(compile_collector.collect_facts(target, args, kwargs, **choices))

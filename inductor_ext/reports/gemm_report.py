@@ -22,14 +22,14 @@ from inductor_ext.lowerings.records import AttentionRecord
 from inductor_ext.reports.text import align_columns, qualified_name
 from inductor_ext.templates.cutlass.config import CutlassConfig
 from inductor_ext.templates.format import config_words, problem_words
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 
 
 @dataclasses.dataclass(frozen=True)
 class Gemm:
     """One GEMM of a model, or several GEMMs that differ only in the module that calls them."""
 
-    record: ProductRecord
+    record: MatmulRecord
     """The record of the first of them."""
     modules: tuple[str, ...]
     """The module path of every GEMM; an empty string where it is not known."""
@@ -267,7 +267,7 @@ def listen(
     off = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
     aot_off = {"enable_autograd_cache": False, "enable_remote_autograd_cache": False}
     with (
-        events.capture(ProductRecord) as records,
+        events.capture(MatmulRecord) as records,
         inductor_config.patch({**off, **fusions.hooks()}),
         aot_config.patch(aot_off),
         _capture_fusion_log(fusions.hear),
@@ -275,7 +275,7 @@ def listen(
         yield lambda: _merge_records(records, fusions)
 
 
-def _merge_records(records: Sequence[ProductRecord], fusions: _Fusions) -> tuple[Gemm, ...]:
+def _merge_records(records: Sequence[MatmulRecord], fusions: _Fusions) -> tuple[Gemm, ...]:
     gemms: dict[Any, Gemm] = {}
     for record in records:
         fused, separate = fusions.of(record)
@@ -309,7 +309,7 @@ class _Fusions:
         self._found: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._reasons: dict[tuple[str, str], str] = {}
 
-    def of(self, record: ProductRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def of(self, record: MatmulRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return (fused operators, operators not fused)."""
         return self._found.get(id(record), ((), ()))
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class ProductCandidate:
+class MatmulCandidate:
     """A candidate kernel for a GEMM."""
 
     config: Config | None
@@ -27,10 +27,10 @@ class ProductCandidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class ProductRecord(Record):
+class MatmulRecord(Record):
     """The kernel selected for one matmul of a graph, and the reason."""
 
-    name: ClassVar[str] = "product"
+    name: ClassVar[str] = "matmul"
 
     operator: str
     """Name of the operator in the graph, such as "aten.addmm"; "fused" for several nodes computed
@@ -51,7 +51,7 @@ class ProductRecord(Record):
     """See `autotune.decision.Decision.origin`; "uncovered" for a matmul that was not planned
     (unsupported, `gemm_templates` off, or added later; see `reason`)."""
     reason: str
-    candidates: tuple[ProductCandidate, ...]
+    candidates: tuple[MatmulCandidate, ...]
     """All candidates, including Inductor (default); empty if nothing is known."""
     declined: tuple[str, ...] = ()
     """Descriptions of possible fusions that were not applied, with the reason."""
@@ -71,7 +71,7 @@ class ProductRecord(Record):
         kernel = "Inductor" if self.chosen is None else self.chosen.template
         location = f" in {self.module}" if self.module else ""
         matmul = f"{self.operator} of {' and '.join(self.operands)}{location}"
-        return f"product: {matmul}: {kernel} ({self.origin}: {self.reason})"
+        return f"matmul: {matmul}: {kernel} ({self.origin}: {self.reason})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ class TuningRecord(Record):
     reason: str
     seconds: float
     """Wall time of verification and timing."""
-    candidates: tuple[ProductCandidate, ...]
+    candidates: tuple[MatmulCandidate, ...]
     """All candidates, including Inductor (default)."""
 
     def describe(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from inductor_ext import events
 from inductor_ext.autotune import background_tuning
 from inductor_ext.autotune.tuning_queue import TuningQueue
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +31,7 @@ def test_the_next_compile_uses_the_results(tmp_path: Path) -> None:
     origins = []
     for _ in range(2):
         torch._dynamo.reset()
-        with events.capture(ProductRecord) as records:
+        with events.capture(MatmulRecord) as records:
             y = torch.compile(model, backend="inductor_ext", options=options)(x, w)
         origins += [record.origin for record in records]
         torch.testing.assert_close(y, model(x, w), rtol=2e-2, atol=0.5)

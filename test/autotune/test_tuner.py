@@ -34,7 +34,7 @@ from inductor_ext.settings import Settings
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.fused_ops import Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem, KernelDetails
-from inductor_ext.templates.records import ProductRecord, TuningRecord
+from inductor_ext.templates.records import MatmulRecord, TuningRecord
 from inductor_ext.templates.tensors import Operand
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import benchmark_backends, fake_cuda
@@ -469,7 +469,7 @@ class TestVariants:
             lambda x, w: torch.relu(x @ w.t()), matrix(64, 512), matrix(256, 512)
         )
         kinds = [type(record) for record in records]
-        assert kinds.count(TuningRecord) == kinds.count(ProductRecord) == 1
+        assert kinds.count(TuningRecord) == kinds.count(MatmulRecord) == 1
         assert kinds.count(MemoryPlanRecord) == 1
         assert len(set(codes)) == len(codes) == 7
         taken = [constants(code) for code in codes]

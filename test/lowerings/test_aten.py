@@ -12,7 +12,7 @@ import torch
 from torch._inductor import config as inductor_config
 
 from inductor_ext import events
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 from inductor_ext.templates.triton.config import GemmConfig
 
 pytest.importorskip("triton")
@@ -126,7 +126,7 @@ def test_batch_invariance_leaves_matmuls_to_inductor(m: int) -> None:
     inputs = matrix(m, 512), matrix(512, 64)
     with (
         inductor_config.patch(batch_invariant=True),
-        events.capture(ProductRecord) as records,
+        events.capture(MatmulRecord) as records,
     ):
         lowered, problems = lower(lambda _: TILE, function, *inputs)
         inductor = fake_cuda.lower(function, *inputs)

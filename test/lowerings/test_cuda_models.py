@@ -22,7 +22,7 @@ from inductor_ext import events
 from inductor_ext.autotune import decide
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 from inductor_ext.templates.triton import search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import gpu_util
@@ -109,7 +109,7 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def chosen(records: list[events.Record]) -> list[GemmConfig | None]:
-    return [record.chosen for record in records if isinstance(record, ProductRecord)]
+    return [record.chosen for record in records if isinstance(record, MatmulRecord)]
 
 
 @pytest.mark.parametrize("dtype", ERROR)
@@ -145,7 +145,7 @@ def test_frozen_weights_of_one_input_are_joined(rows: int, packaged: bool, tmp_p
                 out = torch.compile(module, backend="inductor_ext", dynamic=False)(x)
         reference = exact(module)(x.double())
     assert relative_error(out, reference) < ERROR[torch.bfloat16]
-    matmuls = [record for record in records if isinstance(record, ProductRecord)]
+    matmuls = [record for record in records if isinstance(record, MatmulRecord)]
     # Q, K and V; the output projection; gate and up projection; and the last matmul.
     assert len(matmuls) == 4
     assert None not in chosen(records)
@@ -508,7 +508,7 @@ class TestTuning:
         origins = []
         for _ in range(2):
             torch._dynamo.reset()
-            with torch.no_grad(), events.capture(ProductRecord) as records:
+            with torch.no_grad(), events.capture(MatmulRecord) as records:
                 tuned(module)(x)
             origins.append({record.origin for record in records})
         assert "measured" in origins[0]

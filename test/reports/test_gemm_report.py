@@ -25,7 +25,7 @@ from inductor_ext.lowerings.graph import explain_records
 from inductor_ext.reports import gemm_report
 from inductor_ext.settings import Settings
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductCandidate, ProductRecord
+from inductor_ext.templates.records import MatmulCandidate, MatmulRecord
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import fake_cuda
 from test.support.gemm_strategies import device
@@ -123,7 +123,7 @@ def test_a_quantized_layer_counts_the_bytes_it_reads() -> None:
     moved = 2 * 512 * 256 + 2 * 16 * 256 + 2 * 2 * 512 + 2 * 16 * 512
     assert one.record.roofline == pytest.approx(moved / h200.bandwidth * 1e6)
     assert one.record.chosen == config
-    timings = (ProductCandidate(None, None, 90.0, None), ProductCandidate(config, None, 2.0, None))
+    timings = (MatmulCandidate(None, None, 90.0, None), MatmulCandidate(config, None, 2.0, None))
     measured = dataclasses.replace(one, record=dataclasses.replace(one.record, candidates=timings))
     line = gemm_report.GemmReport("layer", (measured,)).table().splitlines()[3]
     assert "mixed 16x1024x256 bf16*int8 rc, b dequantized by column, gated  " in line
@@ -210,7 +210,7 @@ def test_matmuls_that_were_not_tuned_have_a_reason(
     assert words == "max_autotune_gemm_backends names neither TRITON nor CUTLASS"
 
 
-def record(**changes: Any) -> ProductRecord:
+def record(**changes: Any) -> MatmulRecord:
     fields: dict[str, Any] = {
         "operator": "aten.mm",
         "operands": ("bfloat16[16, 4096]", "bfloat16[4096, 1024]"),
@@ -222,12 +222,12 @@ def record(**changes: Any) -> ProductRecord:
         "origin": "measured",
         "reason": "5.0 us, Inductor (default) 8.0 us",
         "candidates": (
-            ProductCandidate(None, None, 8.0, None),
-            ProductCandidate(CONFIG, 4.0, 5.0, None),
-            ProductCandidate(GemmConfig("cp_async", 32, 64, 64, 3, 4), 4.5, None, "wrong numbers"),
+            MatmulCandidate(None, None, 8.0, None),
+            MatmulCandidate(CONFIG, 4.0, 5.0, None),
+            MatmulCandidate(GemmConfig("cp_async", 32, 64, 64, 3, 4), 4.5, None, "wrong numbers"),
         ),
     }
-    return ProductRecord(**{**fields, **changes})
+    return MatmulRecord(**{**fields, **changes})
 
 
 TABLE = """\

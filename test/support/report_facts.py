@@ -6,14 +6,14 @@ from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.reports.compile_facts import CompileFacts, KernelProfile, KernelTime, Phase
 from inductor_ext.reports.gemm_report import Gemm, GemmReport, KernelFusion
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductCandidate, ProductRecord
+from inductor_ext.templates.records import MatmulCandidate, MatmulRecord
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support.memory_plans import SMALL, WHOLE
 
 CONFIG = GemmConfig("cp_async", 64, 64, 64, 3, 4)
 
 MEASURED = Gemm(
-    ProductRecord(
+    MatmulRecord(
         operator="aten.mm",
         operands=("bfloat16[16, 4096]", "bfloat16[4096, 1024]"),
         module="layers.0.key",
@@ -24,8 +24,8 @@ MEASURED = Gemm(
         origin="measured",
         reason="5.0 us, Inductor (default) 8.0 us",
         candidates=(
-            ProductCandidate(None, None, 8.0, None),
-            ProductCandidate(CONFIG, 4.0, 5.0, None),
+            MatmulCandidate(None, None, 8.0, None),
+            MatmulCandidate(CONFIG, 4.0, 5.0, None),
         ),
         declined=("gated <up>: predicted to be slower",),
     ),
@@ -35,7 +35,7 @@ MEASURED = Gemm(
 )
 
 UNCOVERED = Gemm(
-    ProductRecord(
+    MatmulRecord(
         operator="aten.addmm",
         operands=("float32[512]", "float32[32, 256]"),
         module="",

@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from inductor_ext import progress
+from inductor_ext import events, progress
 
 
 def run_all(commands: Sequence[Sequence[str]]) -> None:
@@ -16,6 +16,7 @@ def run_all(commands: Sequence[Sequence[str]]) -> None:
 
     workers = max(1, min(len(commands), config.compile_threads or 1, os.cpu_count() or 1))
     with (
+        events.timed("compile_units"),
         progress.stage("C++ units", len(commands)) as units,
         concurrent.futures.ThreadPoolExecutor(workers) as pool,
     ):

@@ -1,4 +1,4 @@
-"""Records of the decision for each matmul of a graph (`ProductRecord`).
+"""Records of the decision for each matmul of a graph (`MatmulRecord`).
 
 Matmuls that keep Inductor's lowering have records too, with the reason: they are the first thing to
 look at when a model is not faster.
@@ -25,7 +25,7 @@ from inductor_ext.templates import kernels
 from inductor_ext.templates.device import Device
 from inductor_ext.templates.format import problem_words
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductCandidate, ProductRecord
+from inductor_ext.templates.records import MatmulCandidate, MatmulRecord
 
 
 def operator_names(nodes: Iterable[torch.fx.Node]) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def emit_records(graph: torch.fx.Graph, settings: Settings) -> None:
 
 def _records(
     graph: torch.fx.Graph, settings: Settings
-) -> Iterator[tuple[torch.fx.Node, ProductRecord]]:
+) -> Iterator[tuple[torch.fx.Node, MatmulRecord]]:
     for node in graph.nodes:
         plan = node_info.plan_of(node)
         if plan is not None:
@@ -84,9 +84,9 @@ def _records(
             yield node, _unplanned_record(node, settings)
 
 
-def _planned_record(node: torch.fx.Node, plan: Plan, settings: Settings) -> ProductRecord:
+def _planned_record(node: torch.fx.Node, plan: Plan, settings: Settings) -> MatmulRecord:
     bound = plan.problem.roofline(plan.device)
-    return ProductRecord(
+    return MatmulRecord(
         operator=_operator(node),
         operands=_operands(node),
         module=events.module_path(node.meta),
@@ -101,7 +101,7 @@ def _planned_record(node: torch.fx.Node, plan: Plan, settings: Settings) -> Prod
     )
 
 
-def _unplanned_record(node: torch.fx.Node, settings: Settings) -> ProductRecord:
+def _unplanned_record(node: torch.fx.Node, settings: Settings) -> MatmulRecord:
     why = why_unsupported(node) or (numerics.gemm_obstacle() if settings.gemm_templates else None)
     if why is None:
         why = (
@@ -110,7 +110,7 @@ def _unplanned_record(node: torch.fx.Node, settings: Settings) -> ProductRecord:
             else "gemm_templates is off"
         )
     value = node.meta.get("val")
-    return ProductRecord(
+    return MatmulRecord(
         operator=_operator(node),
         operands=_operands(node),
         module=events.module_path(node.meta),
@@ -127,9 +127,9 @@ def _unplanned_record(node: torch.fx.Node, settings: Settings) -> ProductRecord:
 
 def _candidates(
     problem: GemmProblem, decision: Decision, device: Device
-) -> tuple[ProductCandidate, ...]:
+) -> tuple[MatmulCandidate, ...]:
     return tuple(
-        ProductCandidate(
+        MatmulCandidate(
             config=timing.config,
             predicted=None
             if timing.config is None

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from inductor_ext import _compat, numerics
+from inductor_ext import _compat, events, numerics
 from inductor_ext.autotune import cutlass_kernels, decide, results_db
 from inductor_ext.lowerings.graph import explain_records, undo_woq_int8
 from inductor_ext.lowerings.graph.decisions import Decider
@@ -26,6 +26,7 @@ from inductor_ext.settings import Settings
 from inductor_ext.templates.device import Device
 
 
+@events.timed("plan_matmuls")
 def plan_matmuls(gm: fx.GraphModule, settings: Settings) -> None:
     """Plan the matmuls of a graph and of its subgraphs, after all other passes.
 

@@ -20,7 +20,7 @@ from inductor_ext.hooks import scope
 from inductor_ext.templates import kernels
 from inductor_ext.templates.cutlass import background_build
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 from inductor_ext.templates.triton import ranking
 from test.support import fake_cuda
 from test.support.cutlass_lowering import (
@@ -270,7 +270,7 @@ def test_a_gate_is_one_kernel_only_if_that_saves_most(
 
     monkeypatch.setattr(tuner, "tune", GatesTuned(saved))
     both = {"max_autotune_gemm_backends": "TRITON,CUTLASS"}
-    with events.capture(ProductRecord) as records:
+    with events.capture(MatmulRecord) as records:
         lowered = compiled(function, *linear(*shapes), **both)
     if saved > 30:
         assert not calls

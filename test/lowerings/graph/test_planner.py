@@ -17,7 +17,7 @@ from inductor_ext.autotune import decide
 from inductor_ext.autotune.decision import Decision, Timing
 from inductor_ext.hooks import scope
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 from inductor_ext.templates.triton.config import GemmConfig
 
 pytest.importorskip("triton")
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 def test_with_rounding_ops_records_say_what_is_not_fused() -> None:
     with (
         inductor_config.patch(emulate_precision_casts=True),
-        events.capture(ProductRecord) as records,
+        events.capture(MatmulRecord) as records,
     ):
         _, problems = lower(lambda _: None, layer, *layer_inputs(16))
     assert problems
@@ -258,7 +258,7 @@ class TestUnknownRows:
 def test_layers_without_tuning(predict: bool) -> None:
     """With few rows all matmuls get kernels that were not measured for these sizes."""
     settings = config.snapshot({"gemm_predict": predict, "tuning_cache": False})
-    with scope.compile_scope(settings), events.capture(ProductRecord) as records:
+    with scope.compile_scope(settings), events.capture(MatmulRecord) as records:
         lowered = fake_cuda.lower(layer, *layer_inputs(8))
     origins = {record.origin for record in records if record.chosen is not None}
     assert origins == ({"predicted"} if predict else set())
@@ -267,7 +267,7 @@ def test_layers_without_tuning(predict: bool) -> None:
 
 def test_dynamic_rows_need_a_measurement() -> None:
     settings = config.snapshot({"tuning_cache": False})
-    with scope.compile_scope(settings), events.capture(ProductRecord) as records:
+    with scope.compile_scope(settings), events.capture(MatmulRecord) as records:
         fake_cuda.lower(
             lambda x, w: x @ w.t(), (("m", 512), torch.bfloat16), ((512, 512), torch.bfloat16)
         )

@@ -30,7 +30,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from inductor_ext import events
-from inductor_ext.templates.records import ProductRecord, TuningRecord
+from inductor_ext.templates.records import MatmulRecord, TuningRecord
 
 WIDTH, HIDDEN, ROWS = 512, 2048, 64
 """Rows are those of a rank, where the batch is divided among ranks."""
@@ -102,7 +102,7 @@ def main(mode: str, device_type: str, folder: Path) -> None:
     products = {
         record.problem.key: record.chosen.to_json() if record.chosen else None
         for record in records
-        if isinstance(record, ProductRecord) and record.problem
+        if isinstance(record, MatmulRecord) and record.problem
     }
     tuned = [record.problem.key for record in records if isinstance(record, TuningRecord)]
     result = {"products": products, "tuned": tuned, "error": max(errors)}

@@ -25,7 +25,7 @@ from inductor_ext.templates import kernels as families
 from inductor_ext.templates.cutlass import nvcc_build, runtime
 from inductor_ext.templates.cutlass.config import CutlassConfig, Filter
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductRecord, TuningRecord
+from inductor_ext.templates.records import MatmulRecord, TuningRecord
 from inductor_ext.toolchain import components
 from test.support import gpu_util
 from test.support.gpu_util import device
@@ -252,7 +252,7 @@ def assert_right(result: Any, function: Callable[..., Any], inputs: Tensors) -> 
 
 
 def chosen(records: list[events.Record]) -> list[families.Config | None]:
-    return [record.chosen for record in records if isinstance(record, ProductRecord)]
+    return [record.chosen for record in records if isinstance(record, MatmulRecord)]
 
 
 @pytest.mark.parametrize("name", GRAPHS)

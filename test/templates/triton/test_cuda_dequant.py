@@ -13,7 +13,7 @@ from inductor_ext.autotune import decide
 from inductor_ext.autotune.reference import program
 from inductor_ext.templates.fused_ops import Dequant, Epilogue, Prologue, RowNorm
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 from inductor_ext.templates.tensors import EpilogueInput
 from inductor_ext.templates.triton import search_space
 from inductor_ext.templates.triton.config import GemmConfig
@@ -68,7 +68,7 @@ def run(
     with torch.no_grad(), decide.force_config(rule), events.capture() as records:
         compiled = torch.compile(program(problem).function, backend="inductor_ext", dynamic=False)
         results = compiled(*inputs)
-    taken = [record.chosen for record in records if isinstance(record, ProductRecord)]
+    taken = [record.chosen for record in records if isinstance(record, MatmulRecord)]
     return results, taken
 
 

@@ -16,7 +16,7 @@ from inductor_ext.autotune import decide, reference
 from inductor_ext.autotune.accuracy import Verifier
 from inductor_ext.templates.fused_ops import Epilogue
 from inductor_ext.templates.problem import GemmProblem
-from inductor_ext.templates.records import ProductRecord
+from inductor_ext.templates.records import MatmulRecord
 from inductor_ext.templates.triton import search_space
 from inductor_ext.templates.triton.config import GemmConfig
 from test.support import gpu_util
@@ -121,10 +121,10 @@ def check_scaling(results: Results) -> None:
 
 def run(
     module: Any, x: Tensor, rule: decide.Rule, **options: Any
-) -> tuple[Any, list[ProductRecord]]:
+) -> tuple[Any, list[MatmulRecord]]:
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="inductor_ext", options=options or None, dynamic=False)
-    with torch.no_grad(), decide.force_config(rule), events.capture(ProductRecord) as records:
+    with torch.no_grad(), decide.force_config(rule), events.capture(MatmulRecord) as records:
         for _ in range(3):
             results = tuple(tensor.clone() for tensor in compiled(x))
     return results, [record for record in records if record.problem is not None]
@@ -234,6 +234,6 @@ def test_the_canonical_program_is_verified(rows: int, stored: str | None) -> Non
         return config if met.epilogue.reductions else None
 
     compiled = torch.compile(canonical.function, backend="inductor_ext", dynamic=False)
-    with torch.no_grad(), decide.force_config(rule), events.capture(ProductRecord) as records:
+    with torch.no_grad(), decide.force_config(rule), events.capture(MatmulRecord) as records:
         assert verifier.check(lambda: compiled(*inputs)) is None
     assert [record.problem for record in records] == [problem]
