@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -57,13 +58,17 @@ class Comparison:
     """Number of timed calls of each way."""
     outcomes: tuple[Outcome, ...]
 
+    @property
+    def inductor_milliseconds(self) -> float | None:
+        """Median time of a call of Inductor (default); None if it failed."""
+        return next((o.milliseconds for o in self.outcomes if o.way == "inductor"), None)
+
     def __str__(self) -> str:
         """Format the comparison as text."""
         rows: list[Sequence[str]] = [
             ("", "ms per call", "of Inductor", "compile s", "memory MiB", "error")
         ]
-        base = next((o.milliseconds for o in self.outcomes if o.way == "inductor"), None)
-        rows += [_format_row(outcome, base) for outcome in self.outcomes]
+        rows += [format_row(outcome, self.inductor_milliseconds) for outcome in self.outcomes]
         title = f"{self.title}: medians of {self.calls} calls, error against {self.reference}"
         failed = [f"{o.way} failed: {o.failure}" for o in self.outcomes if o.failure]
         return "\n".join([title, "", *align_columns(rows, right=range(1, 6)), *failed])
@@ -73,7 +78,14 @@ class Comparison:
         return json.dumps(dataclasses.asdict(self), indent=2)
 
 
-def _format_row(outcome: Outcome, base: float | None) -> tuple[str, ...]:
+def format_row(outcome: Outcome, base: float | None) -> tuple[str, str, str, str, str, str]:
+    """Return the cells of a way: name, ms, ratio, compile s, memory MiB, error.
+
+    Args:
+        outcome: of the way.
+        base: milliseconds of Inductor (default), for the ratio.
+    """
+
     def show(value: float | None, form: str) -> str:
         return "-" if value is None else format(value, form)
 
@@ -213,10 +225,18 @@ def _find_reference(
 
 
 def _find_error(actual: Any, expected: Any) -> float:
-    """Return the largest difference of a result, relative to its largest value."""
+    """Return the largest difference of a result, relative to its largest finite value.
+
+    It is infinite if a result is NaN or infinite where the expected one is not.
+    """
     errors = [0.0]
     for one, two in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
         if isinstance(one, torch.Tensor) and one.numel():
-            difference = (one.double() - two.double()).abs().nan_to_num(0.0).max()
-            errors.append(float(difference / two.double().abs().max().clamp_min(1e-30)))
+            dtype = torch.complex128 if two.is_complex() else torch.float64
+            one, two = one.to(dtype), two.to(dtype)
+            # Equal infinities and NaNs of both are no error; any other NaN is.
+            same = (one == two) | (one.isnan() & two.isnan())
+            difference = (one - two).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
+            largest = two.abs().masked_fill(~two.isfinite(), 0.0).max().clamp_min(1e-30)
+            errors.append(float(difference.max() / largest))
     return max(errors)

@@ -38,8 +38,7 @@ class CompileReport:
         Args:
             top: maximum number of rows in the table of each memory peak.
         """
-        headlines = [memory_report.headline(plan) for plan in self.facts.plans]
-        return report_page.render_page(self.facts, headlines, top)
+        return report_page.render_page(self.facts, top=top)
 
     def to_json(self) -> str:
         """Return the facts as one JSON object."""

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.memory.records import MemoryPlanRecord
-from inductor_ext.reports import html_parts, matmul_sections, memory_html, page_terms
+from inductor_ext.reports import (
+    html_parts,
+    matmul_sections,
+    memory_html,
+    memory_report,
+    page_terms,
+)
 from inductor_ext.reports.compile_facts import CompileFacts, KernelProfile
 from inductor_ext.reports.html_parts import draw_bar, render_paragraph, render_table
 from inductor_ext.reports.page_style import ModuleGroups
@@ -24,16 +30,18 @@ Section = tuple[str, str, Iterable[str]]
 """Id, title and HTML."""
 
 
-def render_page(facts: CompileFacts, headlines: Sequence[str], top: int) -> str:
+def render_page(facts: CompileFacts, *, top: int = 10, before: Sequence[Section] = ()) -> str:
     """Return the HTML of the whole page.
 
     Args:
         facts: what is on it.
-        headlines: one line for each memory plan.
         top: maximum number of rows in the table of each memory peak.
+        before: sections above those about the compile.
     """
+    headlines = [memory_report.headline(plan) for plan in facts.plans]
     groups = ModuleGroups(facts.plans)
     sections: list[Section] = [
+        *before,
         ("matmuls", "Matmuls", matmul_sections.render_matmuls(facts.gemms)),
         ("fusions", "Fusions", matmul_sections.render_fusions(facts.gemms, facts.other_kernels)),
         ("memory", "Memory", _render_memory(facts.plans, headlines, groups, top)),

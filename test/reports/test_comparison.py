@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from inductor_ext.cli import main
-from inductor_ext.reports import comparison
+from inductor_ext.reports import comparison, comparison_page
 
 MODEL = """
 import torch
@@ -99,6 +100,53 @@ def test_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed == "inductor_ext failed: no compiler"
 
 
-def test_an_error_is_relative_to_the_largest_value() -> None:
-    found = comparison._find_error([torch.tensor([1.0, 8.5]), 3], [torch.tensor([1.25, 8.0]), 3])
-    assert found == 0.5 / 8
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "error"),
+    [
+        ([1.0, 8.5], [1.25, 8.0], 0.5 / 8),
+        ([1.0, NAN, INF], [1.0, NAN, INF], 0.0),
+        ([1.5, INF], [2.0, INF], 0.25),
+        ([1.0, NAN], [1.0, 2.0], INF),
+        ([1.0, 2.0], [1.0, NAN], INF),
+        ([1.0, -INF], [1.0, INF], INF),
+        ([1 + 2j], [1 + 1j], 2**-0.5),
+        ([True, False], [True, True], 1.0),
+    ],
+)
+def test_an_error_is_relative_to_the_largest_value(
+    actual: list[float], expected: list[float], error: float
+) -> None:
+    found = comparison._find_error([torch.tensor(actual), 3], [torch.tensor(expected), 3])
+    assert found == pytest.approx(error)
+
+
+def test_the_page(source: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bench.html"
+    assert main.main(["bench", source, "--seconds", "1", "--html", str(path)]) == 0
+    page = ElementTree.fromstring(path.read_text().removeprefix("<!DOCTYPE html>"))
+    titles = [heading.text for heading in page.iterfind(".//{*}h2")]
+    assert titles[:3] == ["Comparison", "Matmuls", "Fusions"]
+    table = next(page.iterfind(".//{*}table"))
+    rows = [[cell.text for cell in row] for row in table.iterfind(".//{*}tr")]
+    text = capsys.readouterr().out
+    assert [row[0] for row in rows[1:]] == list(comparison.WAYS)
+    for row in rows[1:]:
+        assert f" {row[1]} " in text
+    assert len(list(table.iterfind(".//{*}svg"))) == 6
+
+
+def test_the_page_of_a_failure() -> None:
+    failed = comparison.Outcome(way="inductor_ext", failure="no <compiler>")
+    compared = comparison.Comparison(title="M", reference="eager", calls=0, outcomes=(failed,))
+    page = comparison_page.render_page(compared, None)
+    assert "Comparison on M" in page
+    assert "inductor_ext failed: no &lt;compiler&gt;" in page
+    assert "<svg" not in page
+
+
+def test_the_page_is_checked_before(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["bench", source, "--html", "absent/page.html"]) == 2
+    assert "absent does not exist" in capsys.readouterr().err
