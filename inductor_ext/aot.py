@@ -165,7 +165,9 @@ def _check_programs(argument: Any) -> dict[str, ExportedProgram]:
     programs = dict(argument) if is_mapping else {"model": argument}
     for name, program in programs.items():
         if not isinstance(program, ExportedProgram):
-            raise exc.NotAnExportedProgramError(actual=type(program).__name__)
+            empty = isinstance(program, Mapping) and not program
+            actual = "an empty mapping" if empty else type(program).__name__
+            raise exc.NotAnExportedProgramError(actual=actual)
         # The name becomes a folder in the package.
         if not isinstance(name, str) or not name.replace("-", "_").replace(".", "_").isidentifier():
             raise exc.BadModelNameError(name=name)

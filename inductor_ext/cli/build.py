@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import time
+import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,9 @@ def _load(path: str, name: str) -> ExportedProgram | Mapping[str, ExportedProgra
 
     model_source.check_file(path)
     if not path.endswith(".py"):
+        if not zipfile.is_zipfile(path):
+            why = "it was not written by torch.export.save"
+            raise exc.BadModelSourceError(source=path, why=why)
         try:
             return torch.export.load(path)
         except Exception as error:

@@ -139,8 +139,9 @@ def report(
     result: CompileReport | ContentsReport
     choices: dict[str, Any] = {"mode": mode, "options": options, "dynamic": dynamic}
     if isinstance(target, (str, os.PathLike)):
-        is_plain = not args and not kwargs and all(value is None for value in choices.values())
-        result = _report_package(target, is_plain and trace is None)
+        types = ", ".join(type(value).__name__ for value in (*args, *kwargs.values()))
+        given = {"args": types or None, "trace": trace, **choices}
+        result = _report_package(target, given)
     else:
         _check_callable(target)
         with write_trace(trace):
@@ -160,9 +161,9 @@ def _check_callable(target: Any) -> None:
         )
 
 
-def _report_package(target: str | os.PathLike[str], is_plain: bool) -> ContentsReport:
-    if not is_plain:
-        raise exc.BadArgumentError(
-            name="args", actual="arguments", allowed="no arguments with the path of a package"
-        )
+def _report_package(target: str | os.PathLike[str], given: Mapping[str, Any]) -> ContentsReport:
+    for name, value in given.items():
+        if value is not None:
+            allowed = "nothing but a path, because a package is not run"
+            raise exc.BadArgumentError(name=name, actual=value, allowed=allowed)
     return read_contents(os.fspath(target))

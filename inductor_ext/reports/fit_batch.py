@@ -155,12 +155,10 @@ def _find_tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in tensors}
     if len(sizes) != 1 or min(sizes) < 2:
-        listed = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensors"
-        raise exc.BadArgumentError(
-            name="example",
-            actual=f"({listed})",
-            allowed="tensors whose first dimension is the same batch, of 2 or more",
-        )
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        actual = f"tensors of the shapes {shapes}" if tensors else "no tensors"
+        allowed = "tensors whose first dimension is the same batch, of 2 or more"
+        raise exc.BadArgumentError(name="example", actual=f"({actual})", allowed=allowed)
     return tensors
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -25,7 +26,7 @@ def parse_device(device: str | torch.device | None, index: int) -> torch.device 
         parsed = torch.device(device)
     except (RuntimeError, TypeError):
         allowed = 'a device, such as "cuda:1" or "cpu"'
-        raise exc.BadArgumentError(name="device", actual=device, allowed=allowed) from None
+        raise exc.BadArgumentError(name="device", actual=repr(device), allowed=allowed) from None
     if index != -1:
         allowed = 'omitted if device is given, which has an index: "cuda:1"'
         raise exc.BadArgumentError(name="device_index", actual=index, allowed=allowed)
@@ -62,13 +63,11 @@ class Arguments:
         """
         count = self.num_runners
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise exc.BadOptionError(
-                name="num_runners",
-                value=count,
-                actual=type(count).__name__,
-                allowed="an integer of at least 1",
-                default=1,
-            )
+            allowed = "an integer of at least 1"
+            raise exc.BadArgumentError(name="num_runners", actual=repr(count), allowed=allowed)
+        if self.weights is not None and not isinstance(self.weights, str | os.PathLike | Mapping):
+            allowed = "the path of a weights file or of a package, or a state_dict()"
+            raise exc.BadArgumentError(name="weights", actual=_show(self.weights), allowed=allowed)
         calls = (
             "a sequence of calls, each a tuple of arguments or a dictionary of keyword arguments"
         )
@@ -87,7 +86,7 @@ def _show(value: object) -> str:
     """Return what an argument is, without the values of tensors."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"a {type(value).__name__} of {', '.join(type(item).__name__ for item in value)}"
-    return f"a {type(value).__name__}"
+    return f"{value!r:.60}"
 
 
 def _are_calls(value: object) -> bool:

@@ -82,6 +82,10 @@ class Convention:
         keywords = frozenset(arguments[1].context)
 
         def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+            unknown = [key for key in kwargs if key not in keywords and key not in names]
+            if unknown:
+                takes = ", ".join([*names, *arguments[1].context]) or "no arguments"
+                _raise_mismatch(f"the model has no argument {unknown[0]!r}: it takes {takes}")
             if kwargs and len(args) < len(names):
                 args, kwargs = _bind(args, kwargs, names, keywords)
             tensors: list[torch.Tensor] = []

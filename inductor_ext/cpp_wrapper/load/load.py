@@ -190,12 +190,11 @@ def _prepare_calls(
         else:
             calls = [instance.convention.flatten(*recorded)]
     else:
-        examples = arguments.warm_up or ()
-        calls = [first_calls.flatten(instance, example) for example in examples]
+        calls = first_calls.flatten(instance, arguments.warm_up or (), "warm_up")
     if calls:
         first_calls.warm_up(instance, calls)
     if arguments.cuda_graphs:
-        captured = [first_calls.flatten(instance, example) for example in arguments.cuda_graphs]
+        captured = first_calls.flatten(instance, arguments.cuda_graphs, "cuda_graphs")
         instance.use_graphs(graphs.CudaGraphs(instance, captured))
 
 
@@ -399,7 +398,8 @@ def _load_default(package: zip_reader.Package, arguments: Arguments) -> Inductor
     if not names:
         raise exc.NoModelError(path=where)
     if name not in names:
-        raise exc.ModelNotFoundError(path=where, name=name, models=", ".join(sorted(names)))
+        known = ", ".join(map(repr, sorted(names)))
+        raise exc.ModelNotFoundError(path=where, name=name, models=known)
     options = (arguments.single_threaded, arguments.num_runners, arguments.device_index)
     with _open_as_file(package) as path:
         try:

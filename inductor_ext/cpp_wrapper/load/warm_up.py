@@ -83,14 +83,28 @@ def preserved_state(instance: ExtensionInstance) -> Iterator[None]:
             constants[name].copy_(values)
 
 
-def flatten(instance: ExtensionInstance, example: Example) -> list[torch.Tensor]:
-    """Return the tensors that a call with these arguments passes to the compiled model.
+def flatten(
+    instance: ExtensionInstance, examples: Sequence[Example], argument: str
+) -> list[list[torch.Tensor]]:
+    """Return the tensors that calls with these arguments pass to the compiled model.
+
+    Args:
+        instance: the model.
+        examples: the arguments of each call.
+        argument: name of the argument of `load` that has the examples, for errors.
 
     Raises:
         exc.InputMismatchError: the arguments have another structure than the exported ones.
     """
-    args, kwargs = ((), example) if isinstance(example, Mapping) else (tuple(example), {})
-    return list(instance.convention.flatten(args, kwargs))
+    calls = []
+    for index, example in enumerate(examples):
+        args, kwargs = ((), example) if isinstance(example, Mapping) else (tuple(example), {})
+        try:
+            calls.append(list(instance.convention.flatten(args, kwargs)))
+        except exc.InputMismatchError as error:
+            why = f"{argument}[{index}]: {error.fields['why']}"
+            raise exc.InputMismatchError(**{**error.fields, "why": why}) from None
+    return calls
 
 
 def make_zeros(signature: Signature, device: torch.device) -> list[torch.Tensor]:

@@ -210,7 +210,8 @@ class Manifest:
             exc.ModelNotFoundError: there is no such model.
         """
         if name not in self.models:
-            raise exc.ModelNotFoundError(path=path, name=name, models=", ".join(self.models))
+            known = ", ".join(map(repr, self.models))
+            raise exc.ModelNotFoundError(path=path, name=name, models=known)
         return self.models[name]
 
 

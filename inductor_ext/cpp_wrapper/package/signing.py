@@ -203,7 +203,10 @@ def _read_private_key(key: Key, password: Callable[[], bytes] | None) -> Ed25519
     try:
         private: Any = serialization.load_pem_private_key(data, secret)
     except Exception as error:
-        raise exc.BadKeyError(key=where, why=str(error).splitlines()[0].rstrip(".")) from None
+        why = str(error).splitlines()[0].rstrip(".")
+        if b"PRIVATE KEY" not in data:
+            why = "it is not a private key in PEM format"
+        raise exc.BadKeyError(key=where, why=why) from None
     if not isinstance(private, ed25519.Ed25519PrivateKey):
         raise exc.BadKeyError(key=where, why="it is the private key of another algorithm")
     result: Ed25519PrivateKey = private

@@ -262,7 +262,7 @@ def test_it_loads_inductors_packages(
     torch.testing.assert_close(model(X), plain.scale.expand(4, 16))
     with pytest.raises(exc.ConstantMismatchError):
         model.update_constants({"none": torch.ones(1)})
-    with pytest.raises(exc.ModelNotFoundError, match="no model 'other'; it has model"):
+    with pytest.raises(exc.ModelNotFoundError, match="no model 'other'; it has 'model'"):
         inductor_ext.load(stock_path, "other")
 
 

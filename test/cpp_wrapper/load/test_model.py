@@ -113,7 +113,7 @@ def test_signature_and_manifest(path: str, model: LoadedModel) -> None:
     assert set(model.manifest.models) == {"model", "nested"}
     assert model.get_metadata()["AOTI_DEVICE_KEY"] == "cpu"
     assert repr(model) == f"<Model 'model' of {path}>"
-    with pytest.raises(exc.ModelNotFoundError, match="no model 'other'; it has model, nested"):
+    with pytest.raises(exc.ModelNotFoundError, match="no model 'other'; it has 'model', 'nested'"):
         inductor_ext.load(path, "other")
 
 

@@ -187,7 +187,7 @@ def test_values_that_json_cannot_hold_are_refused() -> None:
 
 def test_a_model_is_found_by_name() -> None:
     assert MANIFEST.model("other", "net.pt2") is CUDA
-    with pytest.raises(exc.ModelNotFoundError, match="no model 'x'; it has model, other"):
+    with pytest.raises(exc.ModelNotFoundError, match="no model 'x'; it has 'model', 'other'"):
         MANIFEST.model("x", "net.pt2")
 
 
