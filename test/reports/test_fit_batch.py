@@ -83,7 +83,12 @@ def test_inference_and_reserved_memory() -> None:
     [
         ((torch.ones(4, 32),), None, exc.BadArgumentError, "how much memory is free on cpu"),
         ((torch.ones(4, 32),), "much", exc.BadArgumentError, "budget='much'"),
-        ((torch.ones(1, 32),), "1MiB", exc.BadArgumentError, r"\(\(1, 32\)\): expected tensors"),
+        (
+            (torch.ones(1, 32),),
+            "1MiB",
+            exc.BadArgumentError,
+            r"shapes \(1, 32\)\): expected tensors",
+        ),
         ((2.0,), "1MiB", exc.BadArgumentError, r"\(no tensors\)"),
         ((torch.ones(4, 32),), "1KiB", exc.NoBatchFitsError, "A batch of 1 needs"),
     ],

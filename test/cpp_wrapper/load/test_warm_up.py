@@ -82,7 +82,7 @@ def test_a_model_with_all_kinds_of_inputs(path: str) -> None:
 
 @pytest.mark.parametrize("calls", [[torch.ones(2, 3)], (torch.ones(2, 3),), 1, "yes", [3]])
 def test_no_calls(counter: str, calls: Any) -> None:
-    with pytest.raises(exc.BadArgumentError, match=r"Invalid warm_up=an? \w+"):
+    with pytest.raises(exc.BadArgumentError, match=r"Invalid warm_up=.+: expected True"):
         inductor_ext.load(counter, warm_up=calls)
 
 
