@@ -44,6 +44,7 @@ COMMANDS = {
     "inspect": "show the contents, signatures and requirements of a package",
     "memory": "show how a compiled model uses memory",
     "minify": "shorten a program that repeats a failed compile",
+    "options": "show the settings, their values in this environment, and Inductor's options",
     "plan": "plan memory for the buffers in a CSV file",
     "report": "write one HTML page about what a program compiles, or about a package",
     "sign": "sign a package with an Ed25519 key",
