@@ -23,7 +23,7 @@ def atomic_write(target: str | os.PathLike[str]) -> Iterator[str]:
 
     The temporary file has the same name as `target`, in a hidden folder beside it: writers that
     derive names from the path see the right one, and the rename stays on one file system. An
-    exception inside leaves `target` unchanged.
+    exception inside leaves `target` unchanged. An OSError without a file gets `target` as its file.
     """
     target = os.path.abspath(os.fspath(target))
     folder = tempfile.mkdtemp(prefix=TEMPORARY, dir=os.path.dirname(target))
@@ -31,6 +31,11 @@ def atomic_write(target: str | os.PathLike[str]) -> Iterator[str]:
         temporary = os.path.join(folder, os.path.basename(target))
         yield temporary
         os.replace(temporary, target)
+    except OSError as error:
+        # A full disk is reported by a write, which does not know the file.
+        if error.filename is None:
+            error.filename = target
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,0 +1,1 @@
+"""What holds over many compiles and requests, and when the machine fails."""

@@ -1,0 +1,124 @@
+"""What the measurements of reliability run in processes of their own.
+
+    python -m benchmarks.reliability.child TASK ...
+
+A task prints one JSON object as its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["COMPILERS", "WAYS"]
+
+WAYS = ("compile", "package")
+"""By torch.compile; as an AOT package."""
+
+COMPILERS = ("inductor", "inductor_ext")
+
+
+class Net(nn.Module):
+    """A small model with a matmul, a reduction and pointwise operators."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.gelu(self.up(x)).softmax(-1)
+        return x + torch.sin(self.down(hidden)) * hidden.amax(-1, keepdim=True)
+
+
+def _make(width: int) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(width)
+    return Net(width).eval(), torch.randn(4, width)
+
+
+def compile_and_check(compiler: str, way: str, width: int) -> str:
+    """Compile a model and call it; return "right" or "wrong"."""
+    model, x = _make(width)
+    with torch.no_grad():
+        expected = model(x)
+        if way == "compile":
+            actual = torch.compile(model, backend=compiler)(x)
+        elif compiler == "inductor_ext":
+            import inductor_ext
+
+            program = torch.export.export(model, (x,))
+            actual = inductor_ext.load(inductor_ext.aoti_compile_and_package(program))(x)
+        else:
+            program = torch.export.export(model, (x,))
+            path = torch._inductor.aoti_compile_and_package(program)
+            actual = torch._inductor.aoti_load_package(path)(x)
+    is_right = torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    return "right" if is_right else "wrong"
+
+
+def run_once(compiler: str, way: str, width: int) -> dict[str, Any]:
+    """Compile under a fault; return the outcome, and the error if there was one."""
+    try:
+        return {"outcome": compile_and_check(compiler, way, width)}
+    except Exception as error:
+        inner = getattr(error, "inner_exception", error)
+        return {
+            "outcome": "error",
+            "error": f"{type(inner).__name__}: {inner}",
+            "errno": getattr(inner, "errno", None),
+            "traceback": "".join(traceback.format_exception(error))[-4000:],
+        }
+
+
+def read_resident_mib() -> float:
+    """Return the resident memory of this process in MiB, without pages of files."""
+    with open("/proc/self/status") as file:
+        (line,) = [line for line in file if line.startswith("RssAnon:")]
+    return int(line.split()[1]) / 1024
+
+
+def grow(compiler: str, count: int) -> dict[str, Any]:
+    """Compile `count` graphs, each another one; return the resident MiB after each."""
+    import gc
+
+    resident = []
+    for index in range(count):
+        torch._dynamo.reset()
+        width = 8 + index
+        if compile_and_check(compiler, "compile", width) != "right":
+            raise AssertionError(f"wrong result at width {width}")
+        gc.collect()
+        resident.append(read_resident_mib())
+    return {"resident": resident}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a task."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    tasks = parser.add_subparsers(dest="task", required=True)
+    once = tasks.add_parser("once")
+    once.add_argument("compiler", choices=COMPILERS)
+    once.add_argument("way", choices=WAYS)
+    once.add_argument("--width", type=int, default=8)
+    growth = tasks.add_parser("grow")
+    growth.add_argument("compiler", choices=COMPILERS)
+    growth.add_argument("--count", type=int, default=200)
+    options = parser.parse_args(arguments)
+    if options.task == "once":
+        result = run_once(options.compiler, options.way, options.width)
+    else:
+        result = grow(options.compiler, options.count)
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
