@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import write_error_docs
 
 from benchmarks.harness import results
 from inductor_ext import exc
@@ -61,9 +62,11 @@ def test_getting_started_runs(tmp_path: pathlib.Path) -> None:
             assert output == text
 
 
+ERRORS = (ROOT / "docs" / "user" / "errors.md").read_text()
+
+
 def test_every_error_is_described_once() -> None:
-    page = (ROOT / "docs" / "user" / "errors.md").read_text()
-    described = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    described = re.findall(r"^### `(\w+)`$", ERRORS, flags=re.MULTILINE)
     classes = {
         name
         for name, value in vars(exc).items()
@@ -71,6 +74,25 @@ def test_every_error_is_described_once() -> None:
     }
     assert set(exc.__all__) == classes
     assert sorted(described) == sorted(classes - {"InductorExtError"})
+    sections = ERRORS.split("\n### ")[1:]
+    assert [section for section in sections if section.count("**When.**") != 1] == []
+    assert [section for section in sections if section.count("**What to do.**") != 1] == []
+
+
+def test_messages_of_errors_are_those_of_the_classes() -> None:
+    """`scripts/write_error_docs.py` brings the page up to date."""
+    assert write_error_docs.render_page(ERRORS) == ERRORS
+
+
+def test_examples_of_messages_fit_their_classes() -> None:
+    examples = 0
+    for section in ERRORS.split("\n### ")[1:]:
+        name = section.split("`")[1]
+        for _, message in re.findall(r"\*\*Example\.\*\* (`+)(.+?)\1\n", section):
+            assert write_error_docs.match_message(getattr(exc, name), message), name
+            examples += 1
+    assert examples == ERRORS.count("**Example.**") > 10
+    assert not write_error_docs.match_message(exc.ModelNotFoundError, "no such model")
 
 
 def test_table_is_that_of_the_committed_result() -> None:
