@@ -33,6 +33,9 @@ OUTSIDE = "repository"
 START = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Pages outside of docs/ that are in the site even if no page links to them."""
 
+BOOST = {"user/errors.md": 3.0, "notes/": 0.2}
+"""What the search multiplies scores of pages by: a message that is pasted leads to its error."""
+
 _LANGUAGES = {".py": "python", ".cpp": "cpp", ".hpp": "cpp", ".sh": "bash"}
 
 _LINK = re.compile(r"(\]\()([^)\s#]*)((?:#[^)\s]*)?\))")
@@ -181,6 +184,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Adapt the links of a page in docs/; those of other pages are adapted in `on_files`."""
+    for prefix, boost in BOOST.items():
+        if page.file.src_uri.startswith(prefix):
+            page.meta["search"] = {"boost": boost}
     if page.file.src_uri.startswith(f"{OUTSIDE}/"):
         return markdown
     return adapt_links(markdown, f"docs/{page.file.src_uri}")

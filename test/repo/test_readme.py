@@ -1,13 +1,12 @@
-"""The code of the README and of docs/user/start.md runs as written, docs/user/errors.md has every
-error, and the files that pages name exist."""
+"""docs/user/errors.md has every error with its message, and the files that pages name exist.
+
+test_doc_blocks.py runs the code of the pages.
+"""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 import write_error_docs
@@ -23,45 +22,6 @@ PAGES = [
     "benchmarks/README.md",
     *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
 ]
-START = (ROOT / "docs" / "user" / "start.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-
-
-@pytest.mark.parametrize("code", PYTHON, ids=["quickstart", "ahead_of_time"])
-def test_code_runs(code: str, tmp_path: pathlib.Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-
-
-@pytest.mark.slow
-def test_getting_started_runs(tmp_path: pathlib.Path) -> None:
-    """Blocks of Python are files, named in their first line; blocks of bash are commands."""
-    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    output = ""
-    blocks = re.findall(r"```(python|bash|text)\n(.*?)```", START, flags=re.DOTALL)
-    assert [kind for kind, _ in blocks].count("bash") == 5
-    for kind, text in blocks:
-        if kind == "python":
-            first, _, _ = text.partition("\n")
-            (tmp_path / first.removeprefix("# ")).write_text(text)
-        elif kind == "bash":
-            done = subprocess.run(
-                ["bash", "-ec", text],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
-            assert done.returncode == 0, done.stderr
-            output = done.stdout
-        else:
-            assert output == text
-
-
 ERRORS = (ROOT / "docs" / "user" / "errors.md").read_text()
 
 
