@@ -123,6 +123,29 @@ def adapt_links(text: str, page: str) -> str:
     return rewrite_links(text, replace)
 
 
+_NAMED = re.compile(r"\[((?:\.\./)*(?:[\w-]+/)*[\w-]+\.md)\]\(([^)\s#]+\.md)(#[^)\s]*)?\)")
+
+
+def name_pages(text: str, page: str) -> str:
+    """Return a page whose links with the file name of a page have the title of that page.
+
+    Args:
+        text: the Markdown of the page, with the links of the repository.
+        page: its path in the repository.
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        path = ROOT / resolve(page, match[2])
+        title = (
+            re.search(r"^# (.+)$", path.read_text("utf-8"), re.MULTILINE)
+            if path.is_file()
+            else None
+        )
+        return f"[{title[1]}]({match[2]}{match[3] or ''})" if title else match[0]
+
+    return _NAMED.sub(replace, text)
+
+
 def iterate_outside() -> Iterator[str]:
     """Yield the files and folders outside of docs/ that pages of the site lead to, each once."""
     docs = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
@@ -161,7 +184,7 @@ def render_outside(path: str) -> str:
         return adapt_links(f"# {path}\n\n{rows}", f"{path}/index.md")
     text = source.read_text(encoding="utf-8")
     if source.suffix == ".md":
-        return adapt_links(text, path)
+        return adapt_links(name_pages(text, path), path)
     if source.suffix == ".json":
         return text
     language = _LANGUAGES.get(source.suffix, "text")
@@ -189,4 +212,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             page.meta["search"] = {"boost": boost}
     if page.file.src_uri.startswith(f"{OUTSIDE}/"):
         return markdown
-    return adapt_links(markdown, f"docs/{page.file.src_uri}")
+    path = f"docs/{page.file.src_uri}"
+    return adapt_links(name_pages(markdown, path), path)

@@ -35,9 +35,10 @@ inductor-ext --version
 
 
 _NOT_RUN = {
-    "bench": "takes minutes; test/cli/test_bench.py runs the command",
+    "bench": "takes minutes",
     "completion": "writes into a folder of the system",
     "cutlass": "needs nvcc, for minutes",
+    "explain": "user/gemm.md runs the command",
     "minify": "needs the program of a failed compile",
     "report": "user/report.md runs the command",
     "tune": "needs tuning results of a GPU",

@@ -31,7 +31,7 @@ pytest.importorskip("mkdocstrings")
 
 ROOT = Path(__file__).parents[2]
 
-SIZES = {"desktop": (1200, 900), "phone": (375, 812)}
+SIZES = {"desktop": (1280, 900), "phone": (375, 812)}
 
 PAGES = (
     "index",
@@ -181,6 +181,16 @@ class TestLinks:
         text = "```\n[a](../README.md)\n```\n"
         assert docs_site.adapt_links(text, "docs/index.md") == text
         assert docs_site.find_links(text) == []
+
+    def test_names_of_files_become_titles(self) -> None:
+        text = (
+            "[user/start.md](user/start.md) [start](user/start.md) "
+            "[CONTRIBUTING.md](../CONTRIBUTING.md#tests)"
+        )
+        assert docs_site.name_pages(text, "docs/index.md") == (
+            "[Getting started](user/start.md) [start](user/start.md) "
+            "[Contributing](../CONTRIBUTING.md#tests)"
+        )
 
     def test_files_of_the_site(self) -> None:
         outside = list(docs_site.iterate_outside())

@@ -63,6 +63,12 @@ def package(names: Names) -> None:
     extension.aoti_compile_and_package(program, package_path="model.pt2")
 
 
+def self_test(names: Names) -> None:
+    """The package with a self test."""
+    with names["inductor_ext"].config.patch(aot_self_test=True):
+        package(names)
+
+
 def saved_program(names: Names) -> None:
     """program.pt2, written by `torch.export.save`, and the `module` that was exported."""
     torch = names["torch"]
