@@ -41,7 +41,6 @@ _NOT_RUN = {
     "explain": "user/gemm.md runs the command",
     "minify": "needs the program of a failed compile",
     "report": "user/report.md runs the command",
-    "tune": "needs tuning results of a GPU",
 }
 """Commands whose example no test runs, with the reason. See test/support/doc_blocks.py."""
 

@@ -100,6 +100,11 @@ def own_cache(names: Names) -> None:
     os.environ["INDUCTOR_EXT_ARTIFACT_CACHE_DIR"] = str(Path("artifacts").resolve())
 
 
+def results(names: Names) -> None:
+    """The folder of the benchmarks."""
+    Path("benchmarks").symlink_to(Path(__file__).parents[2] / "benchmarks")
+
+
 def two_packages(names: Names) -> None:
     """one.pt2 and other.pt2, which are equal."""
     for name in ("one.pt2", "other.pt2"):
