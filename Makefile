@@ -2,13 +2,14 @@
 # make test    the whole CPU suite
 # make smoke   a few minutes of it, for another TORCH; test/smoke.txt lists the tests
 # make lint    formatting, lint and types
+# make docs    the documentation site, in build/site
 #
 # Each makes .venv first if it has to. Variables: PYTHON, VENV, TORCH, DEMO_ARGS, TEST_ARGS.
 
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test smoke lint format build clean
+.PHONY: help venv demo test smoke lint docs docs-serve format build clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -48,6 +49,12 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/check_wording.py
+
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict
+
+docs-serve: $(READY)
+	$(BIN)/python -m mkdocs serve
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

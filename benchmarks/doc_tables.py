@@ -1,9 +1,10 @@
-"""Writes the tables of docs/user/benchmarks.md from the files in `results`.
+"""Writes the tables and plots of two pages in docs/user from the files in `results`.
 
     python -m benchmarks.doc_tables
 
-The text between the marks `<!-- table: NAME -->` and `<!-- end -->` is replaced. A test compares
-the page with the committed results.
+The pages are benchmarks.md and compatibility.md. The text between the marks `<!-- table: NAME -->`
+and `<!-- end -->` is replaced; `doc_plots` draws the plots. A test compares both with the committed
+results.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import argparse
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from benchmarks import compatibility, doc_plots
 from benchmarks.gemm import cases, e2e, models, summary
 from benchmarks.harness import results
+from benchmarks.harness.markdown import format_table, link_result
 
-__all__ = ["PAGE", "main", "render"]
+__all__ = ["PAGES", "main", "render"]
 
-PAGE = results.CHECKOUT / "docs" / "user" / "benchmarks.md"
+_DOCS = results.CHECKOUT / "docs" / "user"
+
+PAGES = (_DOCS / "benchmarks.md", _DOCS / "compatibility.md")
 
 _GPUS = {"H200": "nvidia-h200", "H100": "nvidia-h100-80gb-hbm3"}
 
@@ -98,11 +103,6 @@ def _index(document: results.Document) -> Mapping[tuple[str, str], results.Row]:
     return {(row["case"], row["metric"]): row for row in document["rows"]}
 
 
-def _format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _format(value: float) -> str:
     """Format a positive number with three significant digits."""
     if value >= 100:
@@ -121,17 +121,16 @@ def _make_sources(*files: tuple[str, str]) -> str:
         document = _read(suite, hardware)
         versions = document["versions"]
         tools = [f"{name} {versions[name]}" for name in ("torch", "triton") if name in versions]
-        name = f"{suite}/{hardware}"
         rows.append(
             (
-                f"[{name}](../../benchmarks/results/{name}.json)",
+                link_result(document),
                 ", ".join(tools),
                 (document["commit"] or "")[:12],
                 document["date"][:10],
                 f"`python -m {_COMMANDS[suite]}`",
             )
         )
-    return _format_table(("result file", "versions", "commit", "date", "command"), rows)
+    return format_table(("result file", "versions", "commit", "date", "command"), rows)
 
 
 def _make_model_row(gpu: str, name: str, numbers: summary.Numbers) -> Sequence[str]:
@@ -174,7 +173,7 @@ def _make_models() -> str:
         "without CUDA graphs: default / max-autotune / extension",
         "speedup over the better",
     )
-    return _format_table(head, rows)
+    return format_table(head, rows)
 
 
 def _make_held_out() -> str:
@@ -218,7 +217,7 @@ def _make_held_out() -> str:
         "without both",
         "peak MiB: eager / Inductor / extension",
     )
-    return _format_table(head, rows)
+    return format_table(head, rows)
 
 
 def _compute_speedups(gpu: str) -> Mapping[str, Mapping[str, float]]:
@@ -275,7 +274,7 @@ def _make_matmuls() -> str:
         "lowest on the H200",
         "lowest on the H100",
     )
-    return _format_table(head, rows)
+    return format_table(head, rows)
 
 
 def _make_slower() -> str:
@@ -283,7 +282,7 @@ def _make_slower() -> str:
     for gpu in _GPUS:
         slow = {name: r["best"] for name, r in _compute_speedups(gpu).items() if r["best"] < 0.985}
         rows += [(gpu, name, f"{slow[name]:.2f}") for name in sorted(slow, key=slow.__getitem__)]
-    return _format_table(("GPU", "matmul", "speedup over the best"), rows)
+    return format_table(("GPU", "matmul", "speedup over the best"), rows)
 
 
 def _make_peaks() -> str:
@@ -306,7 +305,7 @@ def _make_peaks() -> str:
             total = f"{count:,.0f}" if count is not None else "-"
             rows.append((label, variant, f"{middle:.3f}", f"{most:.3f}", total))
     head = ("CPU", "strategy", "peak, geometric mean", "worst", "allocator calls")
-    return _format_table(head, rows)
+    return format_table(head, rows)
 
 
 def _make_steps(hardware: str) -> str:
@@ -335,7 +334,7 @@ def _make_steps(hardware: str) -> str:
         "inference, MiB: eager / Inductor / extension",
         "training step, MiB: eager / Inductor / extension",
     )
-    return _format_table(head, rows)
+    return format_table(head, rows)
 
 
 def _make_budgets() -> str:
@@ -353,7 +352,7 @@ def _make_budgets() -> str:
         fits = [_format_cell(cell) if cell else "does not fit" for cell in cells]
         rows.append((model, *fits, share[1] if share else "-", ratio))
     head = ("model", "by default, MiB", "budget", "peak", "FLOPs recomputed", "time / by default")
-    return _format_table(head, rows)
+    return format_table(head, rows)
 
 
 def _make_gpu_peaks() -> str:
@@ -380,7 +379,7 @@ def _make_gpu_peaks() -> str:
         "extension",
         "ms per call: Inductor / extension",
     )
-    return _format_table(head, rows)
+    return format_table(head, rows)
 
 
 def _make_planner() -> str:
@@ -398,7 +397,7 @@ def _make_planner() -> str:
         buffers = str(table[case, "peak"]["note"]).split()[0]
         rows.append((title, buffers, *run(case), *run(f"{case}, long")))
     head = ("problem", "buffers", "default budget", "CPU time", "long search", "CPU time")
-    return _format_table(head, rows)
+    return format_table(head, rows)
 
 
 def _format_cell(value: float | None) -> str:
@@ -423,7 +422,7 @@ def _make_packages() -> str:
                 *(f"{_format_cell(row['stock'])} → {_format_cell(row['ours'])}" for row in cells),
             )
         )
-    return _format_table(("Inductor (default) → extension", *titles.values()), rows)
+    return format_table(("Inductor (default) → extension", *titles.values()), rows)
 
 
 _TABLES: Mapping[str, Callable[[], str]] = {
@@ -454,6 +453,7 @@ _TABLES: Mapping[str, Callable[[], str]] = {
     "planner": _make_planner,
     "package sources": lambda: _make_sources(("aoti", "amd-epyc-2-cores-avx512")),
     "packages": _make_packages,
+    **compatibility.TABLES,
 }
 
 
@@ -467,9 +467,12 @@ def render(page: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Update the page; return the exit code."""
+    """Update the pages and the plots; return the exit code."""
     argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0]).parse_args(arguments)
-    PAGE.write_text(render(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, drawing in doc_plots.draw_all().items():
+        (doc_plots.FOLDER / name).write_text(drawing, encoding="utf-8")
     return 0
 
 

@@ -81,13 +81,13 @@ def aoti_compile_and_package(
         The path of the package, or the buffer.
 
     Raises:
-        exc.NotAnExportedProgramError, exc.BadPackagePathError, exc.BadWeightsFileError,
-        exc.BadModelNameError, exc.UnknownOptionError, exc.BadOptionError,
-        exc.BadArgumentError, exc.UnsupportedTorchError, exc.UncheckableInputError,
-        exc.UnserializableClassError, exc.MissingToolchainError, exc.UnsupportedLevelError,
-        exc.UnknownTargetError, exc.UnsupportedTargetError: before anything is compiled or
-            written. BadPackagePathError and BadWeightsFileError are also raised later if writing
-            fails, for example because the disk is full.
+        exc.NotAnExportedProgramError: before anything is compiled or written, and so are
+            BadModelNameError, UnknownOptionError, BadOptionError, BadArgumentError,
+            UnsupportedTorchError, UncheckableInputError, UnserializableClassError,
+            MissingToolchainError, UnsupportedLevelError, UnknownTargetError and
+            UnsupportedTargetError.
+        exc.BadPackagePathError: likewise, and later if writing fails, for example because the disk
+            is full; BadWeightsFileError likewise.
         exc.UnrecordableSelfTestError: before the compile, if `aot_self_test` is set.
         exc.SharedWeightsFileError: after the compile, if `aot_weights_file` is set for several
             programs.

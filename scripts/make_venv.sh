@@ -47,9 +47,9 @@ sys.exit(not any(name.startswith("triton") for name in metadata.requires("torch"
 
 step "$torch"
 install "$torch" -c "$root/requirements/tools.txt"
-step "tests, lint, demo and examples"
+step "tests, lint, demo, examples and documentation"
 install --no-deps -r "$root/requirements/tools.txt" -r "$root/requirements/demo.txt" \
-  -r "$root/requirements/examples.txt"
+  -r "$root/requirements/examples.txt" -r "$root/requirements/docs.txt"
 if "$venv/bin/python" -c "$requires_triton"; then
   step "keeping the Triton that torch requires"
 else

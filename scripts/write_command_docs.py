@@ -23,9 +23,26 @@ _HEAD = """\
   shows where it comes from. After Ctrl-C the exit code is 130.
 - `inductor-ext completion SHELL` prints the completion of commands and options for a shell.
 
+<!-- setup: commands -->
+
+```bash
+inductor-ext --version
+```
+
 | command | |
 | --- | --- |
 """
+
+
+_NOT_RUN = {
+    "bench": "takes minutes",
+    "completion": "writes into a folder of the system",
+    "cutlass": "needs nvcc, for minutes",
+    "explain": "user/gemm.md runs the command",
+    "minify": "needs the program of a failed compile",
+    "report": "user/report.md runs the command",
+}
+"""Commands whose example no test runs, with the reason. See test/support/doc_blocks.py."""
 
 
 def _list_parsers(
@@ -58,7 +75,10 @@ def render_page() -> str:
     page = _HEAD + "\n".join(lines) + "\n"
     for name, summary in main.COMMANDS.items():
         parser, module = main.make_command_parser(name)
-        page += f"\n## {name}\n\n{summary[0].upper()}{summary[1:]}.\n\n```\n{module.EXAMPLE}\n```\n"
+        page += f"\n## {name}\n\n{summary[0].upper()}{summary[1:]}.\n\n"
+        if name in _NOT_RUN:
+            page += f"<!-- not run: {_NOT_RUN[name]} -->\n\n"
+        page += f"```bash\n{module.EXAMPLE}\n```\n"
         for action, own in _list_parsers(parser):
             rows = list(_list_rows(own))
             if action:

@@ -114,7 +114,8 @@ def report(
         target: a function or module. If it was returned by torch.compile, the original function or
             module is compiled. Alternatively the path of a `.pt2` package; the page shows its
             contents, and nothing is run.
-        args, kwargs: arguments for a function.
+        *args: arguments for a function.
+        **kwargs: keyword arguments for a function.
         path: file for the page; None for no file.
         mode: mode of torch.compile, see `inductor_ext.list_mode_options`.
         options: options of Inductor and of the extension by name; `{"max_autotune": True}`

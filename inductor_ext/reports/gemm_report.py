@@ -202,7 +202,8 @@ def explain(
     Args:
         fn: a function or module. If it was returned by torch.compile, the original function or
             module is compiled.
-        args, kwargs: arguments for `fn`.
+        *args: arguments for `fn`.
+        **kwargs: keyword arguments for `fn`.
         mode: mode of torch.compile, see `inductor_ext.list_mode_options`.
         options: options of Inductor and of the extension by name; `{"max_autotune": True}`
             benchmarks GEMMs that have no tuning results.

@@ -101,7 +101,8 @@ class MemoryReport:
         Args:
             fn: runs the graphs of the report: the compiled callable, or a function that also calls
                 backward. It should have run before; otherwise compiling is measured as well.
-            args, kwargs: arguments for `fn`, with the sizes that the plans were made for.
+            *args: arguments for `fn`, with the sizes that the plans were made for.
+            **kwargs: keyword arguments for `fn`.
 
         Raises:
             exc.NothingMeasuredError: the call ran none of the report's graphs.

@@ -33,7 +33,7 @@ def atomic_write(target: str | os.PathLike[str]) -> Iterator[str]:
         os.replace(temporary, target)
     except OSError as error:
         # A full disk is reported by a write, which does not know the file.
-        if error.filename is None:
+        if error.errno is not None and error.filename is None:
             error.filename = target
         raise
     finally:

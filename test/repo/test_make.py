@@ -71,6 +71,7 @@ def test_a_fresh_set_up_installs_the_pins_and_only_once(checkout: Path) -> None:
     assert "requirements/tools.txt" in tools
     assert "requirements/demo.txt" in tools
     assert "requirements/examples.txt" in tools
+    assert "requirements/docs.txt" in tools
     assert triton.endswith("--no-deps -r requirements/triton.txt".replace("req", f"{checkout}/req"))
     assert ours.endswith(f"--no-deps --no-build-isolation -e {checkout}")
 

@@ -1,15 +1,15 @@
-"""The code of the README and of docs/user/start.md runs as written, docs/user/errors.md has every
-error, and the files that pages name exist."""
+"""docs/user/errors.md has every error with its message, and the files that pages name exist.
+
+test_doc_blocks.py runs the code of the pages.
+"""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+import write_error_docs
 
 from benchmarks.harness import results
 from inductor_ext import exc
@@ -22,48 +22,11 @@ PAGES = [
     "benchmarks/README.md",
     *sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")),
 ]
-START = (ROOT / "docs" / "user" / "start.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-
-
-@pytest.mark.parametrize("code", PYTHON, ids=["quickstart", "ahead_of_time"])
-def test_code_runs(code: str, tmp_path: pathlib.Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-
-
-@pytest.mark.slow
-def test_getting_started_runs(tmp_path: pathlib.Path) -> None:
-    """Blocks of Python are files, named in their first line; blocks of bash are commands."""
-    path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    output = ""
-    blocks = re.findall(r"```(python|bash|text)\n(.*?)```", START, flags=re.DOTALL)
-    assert [kind for kind, _ in blocks].count("bash") == 5
-    for kind, text in blocks:
-        if kind == "python":
-            first, _, _ = text.partition("\n")
-            (tmp_path / first.removeprefix("# ")).write_text(text)
-        elif kind == "bash":
-            done = subprocess.run(
-                ["bash", "-ec", text],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-            )
-            assert done.returncode == 0, done.stderr
-            output = done.stdout
-        else:
-            assert output == text
+ERRORS = (ROOT / "docs" / "user" / "errors.md").read_text()
 
 
 def test_every_error_is_described_once() -> None:
-    page = (ROOT / "docs" / "user" / "errors.md").read_text()
-    described = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    described = re.findall(r"^### `(\w+)`$", ERRORS, flags=re.MULTILINE)
     classes = {
         name
         for name, value in vars(exc).items()
@@ -71,6 +34,25 @@ def test_every_error_is_described_once() -> None:
     }
     assert set(exc.__all__) == classes
     assert sorted(described) == sorted(classes - {"InductorExtError"})
+    sections = ERRORS.split("\n### ")[1:]
+    assert [section for section in sections if section.count("**When.**") != 1] == []
+    assert [section for section in sections if section.count("**What to do.**") != 1] == []
+
+
+def test_messages_of_errors_are_those_of_the_classes() -> None:
+    """`scripts/write_error_docs.py` brings the page up to date."""
+    assert write_error_docs.render_page(ERRORS) == ERRORS
+
+
+def test_examples_of_messages_fit_their_classes() -> None:
+    examples = 0
+    for section in ERRORS.split("\n### ")[1:]:
+        name = section.split("`")[1]
+        for _, message in re.findall(r"\*\*Example\.\*\* (`+)(.+?)\1\n", section):
+            assert write_error_docs.match_message(getattr(exc, name), message), name
+            examples += 1
+    assert examples == ERRORS.count("**Example.**") > 10
+    assert not write_error_docs.match_message(exc.ModelNotFoundError, "no such model")
 
 
 def test_table_is_that_of_the_committed_result() -> None:

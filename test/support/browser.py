@@ -75,8 +75,8 @@ class Browser:
         elif method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.problems.append(json.dumps(parameters))
 
-    def open(self, page: Path, width: int, height: int, *, dark: bool = False) -> None:
-        """Load a page in a window of a size, with a light or dark preference."""
+    def open(self, page: Path | str, width: int, height: int, *, dark: bool = False) -> None:
+        """Load a file or an address in a window of a size, with a light or dark preference."""
         scheme = "dark" if dark else "light"
         self.send(
             "Emulation.setEmulatedMedia",
@@ -90,7 +90,7 @@ class Browser:
             mobile=width < 600,
         )
         self._loaded = False
-        self.send("Page.navigate", url=page.as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         end = time.monotonic() + _TIMEOUT
         while not self._loaded:
             assert time.monotonic() < end, "the page does not load"

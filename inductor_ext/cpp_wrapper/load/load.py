@@ -104,15 +104,13 @@ def load(
             must have signed the package. The weights are then checked by their SHA-256, which takes
             about 0.6 s per GB and thread. Needs the package `cryptography`. Default: None.
         warm_up: whether to call the model before `load` returns, so that the first call of the user
-            is as fast as later ones; True, or the arguments of one or several calls. True takes the
-            inputs of the self test (setting `aot_self_test`), or zeros of the smallest sizes.
-            Buffers and random number generators keep their state. Default: False.
-        cuda_graphs: arguments of calls that are captured as CUDA graphs. Calls with inputs of the
-            same sizes and strides are then launched as a graph: faster if the GPU would wait for
-            the CPU. Results are copies. Default: (), none.
-
-        Arguments of a call are a tuple of positional arguments, or a dictionary of keyword
-        arguments.
+            is as fast as later ones; True, or the arguments of one or several calls, each a tuple
+            of positional or a dictionary of keyword arguments. True takes the inputs of the self
+            test (setting `aot_self_test`), or zeros of the smallest sizes. Buffers and random
+            number generators keep their state. Default: False.
+        cuda_graphs: arguments, as for `warm_up`, of calls that are captured as CUDA graphs. Calls
+            with inputs of the same sizes and strides are then launched as a graph: faster if the
+            GPU would wait for the CPU. Results are copies. Default: (), none.
 
     Returns:
         The model. Call it with the same arguments as the exported model.
