@@ -1,4 +1,4 @@
-"""The plots of docs/user/benchmarks.md, from the committed results.
+"""The plots of docs/user/benchmarks.md and of the README, from the committed results.
 
 `python -m benchmarks.doc_tables` writes them. Each plot has all cases of its result files, also
 those in which the extension is slower or needs more memory.
@@ -6,13 +6,15 @@ those in which the extension is slower or needs more memory.
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.gemm import e2e, summary
 from benchmarks.harness import results
 from benchmarks.harness.bar_chart import BarChart, Group
 
-__all__ = ["FOLDER", "PLOTS", "draw_all"]
+__all__ = ["FOLDER", "PLOTS", "Gain", "draw_all", "summarize"]
 
 FOLDER = results.CHECKOUT / "docs" / "user" / "images"
 
@@ -51,14 +53,23 @@ def _plot_tuned_models() -> BarChart:
     )
 
 
-def _plot_untuned_models() -> BarChart:
-    metrics = [f"{what}, default in both" for what in ("graphs", "no graphs")]
+_HELD_OUT = tuple(f"{what}, default in both" for what in ("graphs", "no graphs"))
+"""Metrics of the suite held-out, without tuning: with CUDA graphs, and without."""
+
+
+def _read_untuned_models() -> dict[str, dict[str, float]]:
+    """Return the ratios of each model by metric."""
     without = e2e.make_suffix(freezing=False, tables=False)
     cases: dict[str, dict[str, float]] = {}
     for row in _read("held-out", "nvidia-h200")["rows"]:
-        if row["metric"] in metrics and without not in row["case"]:
+        if row["metric"] in _HELD_OUT and without not in row["case"]:
             cases.setdefault(row["case"], {})[row["metric"]] = _divide(row)
-    ordered = sorted(cases.items(), key=lambda item: item[1][metrics[0]])
+    return cases
+
+
+def _plot_untuned_models() -> BarChart:
+    metrics = _HELD_OUT
+    ordered = sorted(_read_untuned_models().items(), key=lambda item: item[1][metrics[0]])
     return BarChart(
         "Time per call without tuning, relative to Inductor (default)",
         "Every model of the suite held-out on an H200. A bar below 1 means that the extension is "
@@ -69,13 +80,21 @@ def _plot_untuned_models() -> BarChart:
     )
 
 
-def _plot_memory() -> BarChart:
-    kinds = ("inference", "training")
+_KINDS = ("inference", "training")
+
+
+def _read_peaks() -> dict[str, dict[str, float]]:
+    """Return the ratios of each model by kind of step."""
     cases: dict[str, dict[str, float]] = {}
     for row in _read("memory-steps", "nvidia-h200")["rows"]:
         model, _, kind = row["case"].partition(", ")
-        if row["metric"] == "peak" and kind in kinds:
+        if row["metric"] == "peak" and kind in _KINDS:
             cases.setdefault(model, {})[kind] = _divide(row)
+    return cases
+
+
+def _plot_memory() -> BarChart:
+    kinds, cases = _KINDS, _read_peaks()
     return BarChart(
         "Peak memory, relative to Inductor (default)",
         "Every model of the suite memory-steps on an H200: a call at inference and a whole "
@@ -128,9 +147,61 @@ def _plot_package_costs() -> BarChart:
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """What the extension needs of something, relative to Inductor (default)."""
+
+    what: str
+    suite: str
+    device: str
+    ratios: Sequence[float]
+    """Of all cases of the suite."""
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean."""
+        return statistics.geometric_mean(self.ratios)
+
+
+def summarize() -> Sequence[Gain]:
+    """Return the gains that the README begins with. Nothing was tuned for these models."""
+    models, peaks = _read_untuned_models(), _read_peaks()
+    rows = [row for row in _read("aoti", _CPU)["rows"] if row["metric"] == "load"]
+
+    def time(decodes: bool) -> Sequence[float]:
+        return [
+            ratios[_HELD_OUT[0]] for name, ratios in models.items() if ("decode" in name) is decodes
+        ]
+
+    def peak(kind: str) -> Sequence[float]:
+        return [ratios[kind] for ratios in peaks.values() if kind in ratios]
+
+    gpu, steps = "H200", "memory-steps"
+    return (
+        Gain("time of a decode step", "held-out", gpu, time(True)),
+        Gain("time of other calls and steps", "held-out", gpu, time(False)),
+        Gain("peak memory of a call", steps, gpu, peak("inference")),
+        Gain("peak memory of a training step", steps, gpu, peak("training")),
+        Gain("time to load a package", "aoti", "CPU", [_divide(row) for row in rows]),
+    )
+
+
+def _plot_summary() -> BarChart:
+    gains = summarize()
+    return BarChart(
+        "What the extension needs, relative to Inductor (default)",
+        "Geometric means of all models of the suites held-out, memory-steps and aoti. A shorter "
+        "bar is better.",
+        (_EXTENSION,),
+        [Group(gain.what, [gain.mean]) for gain in gains],
+        reference=1.0,
+    )
+
+
 _CPU = "amd-epyc-2-cores-avx512"
 
 PLOTS: Mapping[str, Callable[[], BarChart]] = {
+    "summary.svg": _plot_summary,
     "tuned_models.svg": _plot_tuned_models,
     "untuned_models.svg": _plot_untuned_models,
     "peak_memory.svg": _plot_memory,

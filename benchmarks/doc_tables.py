@@ -1,4 +1,4 @@
-"""Writes the tables and plots of two pages in docs/user from the files in `results`.
+"""Writes the tables and plots of the README and of two pages in docs/user from `results`.
 
     python -m benchmarks.doc_tables
 
@@ -24,7 +24,7 @@ __all__ = ["PAGES", "main", "render"]
 
 _DOCS = results.CHECKOUT / "docs" / "user"
 
-PAGES = (_DOCS / "benchmarks.md", _DOCS / "compatibility.md")
+PAGES = (results.CHECKOUT / "README.md", _DOCS / "benchmarks.md", _DOCS / "compatibility.md")
 
 _GPUS = {"H200": "nvidia-h200", "H100": "nvidia-h100-80gb-hbm3"}
 
@@ -425,7 +425,17 @@ def _make_packages() -> str:
     return format_table(("Inductor (default) → extension", *titles.values()), rows)
 
 
+def _make_summary() -> str:
+    rows = []
+    for gain in doc_plots.summarize():
+        extent = f"{min(gain.ratios):.2f} to {max(gain.ratios):.2f}"
+        rows.append((gain.what, str(len(gain.ratios)), f"**{gain.mean:.2f}**", extent, gain.device))
+    head = ("relative to Inductor (default)", "models", "geometric mean", "range", "measured on")
+    return format_table(head, rows)
+
+
 _TABLES: Mapping[str, Callable[[], str]] = {
+    "summary": _make_summary,
     "default sources": lambda: _make_sources(("held-out", _GPUS["H200"])),
     "default": _make_held_out,
     "matmul sources": lambda: _make_sources(
