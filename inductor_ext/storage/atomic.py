@@ -28,16 +28,23 @@ def atomic_write(target: str | os.PathLike[str]) -> Iterator[str]:
     target = os.path.abspath(os.fspath(target))
     folder = tempfile.mkdtemp(prefix=TEMPORARY, dir=os.path.dirname(target))
     try:
-        temporary = os.path.join(folder, os.path.basename(target))
-        yield temporary
-        os.replace(temporary, target)
-    except OSError as error:
-        # A full disk is reported by a write, which does not know the file.
-        if error.errno is not None and error.filename is None:
-            error.filename = target
-        raise
+        with name_in_errors(target):
+            temporary = os.path.join(folder, os.path.basename(target))
+            yield temporary
+            os.replace(temporary, target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def name_in_errors(path: str) -> Iterator[None]:
+    """Give an OSError without a file this one: a write to a full disk does not know its file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = path
+        raise
 
 
 class SharedFolder:

@@ -33,7 +33,7 @@ from inductor_ext.cpp_wrapper.codegen import (
 )
 from inductor_ext.cpp_wrapper.signature.signature import Signature
 from inductor_ext.hooks import context
-from inductor_ext.storage.atomic import atomic_write
+from inductor_ext.storage.atomic import atomic_write, name_in_errors
 from inductor_ext.storage.digest import hash_buffer
 
 if TYPE_CHECKING:
@@ -442,7 +442,8 @@ def _write_source(folder: str, content: str, extension: str, code: str) -> str:
 
     name = config.aot_inductor.model_name_for_generated_files
     if name is None:
-        _, path = codecache.write(code, extension, extra=content, specified_dir=folder)
+        with name_in_errors(folder or codecache.cache_dir()):
+            _, path = codecache.write(code, extension, extra=content, specified_dir=folder)
         return str(path)
     # For models with the same name, Inductor's own writer would keep the first one's files.
     key = codecache.code_hash(content)
