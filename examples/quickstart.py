@@ -409,6 +409,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+NEXT_STEPS = """\
+Next:
+  inductor-ext bench model.py:make               the same comparison on your model
+  inductor-ext report -o report.html program.py  one page: kernels, memory, compile time
+  docs/user/start.md                             getting started
+  examples/README.md                             transformers, training, services, C++"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     options = _parse(arguments)
@@ -448,6 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{results.render_table(document)}")
     if options.json_out:
         print(f"Written: {results.write(options.json_out, document)}")
+    print(f"\n{NEXT_STEPS}")
     failed = [c for c, r in records.items() if r.agreement and not r.agreement.holds]
     for variant in failed:
         print(f"{variant} disagrees with eager.", file=sys.stderr)

@@ -311,3 +311,6 @@ def test_quickstart_on_a_few_sentences(tmp_path: Path) -> None:
     first = re.match(r"  0\.\d\d  (.*)\n        (.*)\n", pairs)
     assert first is not None
     assert first.groups() == (sentences[14], sentences[30])
+    assert run.stdout.endswith(f"\n\n{quickstart.NEXT_STEPS}\n")
+    for page in re.findall(r"\S+\.md", quickstart.NEXT_STEPS):
+        assert (results.CHECKOUT / page).is_file()
