@@ -13,11 +13,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from inductor_ext import config, events, exc
-from inductor_ext.hooks.activate import activate
-from inductor_ext.hooks.records import CompileRecord
-from inductor_ext.lowerings.records import AttentionRecord
-from inductor_ext.reports.gemm_report import GemmReport, listen
+from inductor_ext import exc
 from inductor_ext.reports.text import check_writable, write_file
 
 EXAMPLE = "inductor-ext explain train.py --steps 1"
@@ -59,6 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
             are checked before the program runs.
         BaseException: raised by the program.
     """
+    from inductor_ext import events
+    from inductor_ext.hooks.records import CompileRecord
+    from inductor_ext.lowerings.records import AttentionRecord
+    from inductor_ext.reports.gemm_report import GemmReport, listen
+
     check_program(arguments.script)
     # The program may change the working directory.
     out = None if arguments.output is None else os.path.abspath(arguments.output)
@@ -100,6 +101,8 @@ def check_program(path: str) -> None:
 
 def explain_empty_report() -> str:
     """Return why the report on a program is empty."""
+    from inductor_ext import config
+
     if not config.snapshot().enabled:
         return "The extension is disabled: the setting enabled is False."
     return (
@@ -117,6 +120,8 @@ def run_program(script: str, arguments: Sequence[str], max_autotune: bool) -> in
         max_autotune: whether to set Inductor's option of this name.
     """
     from torch._inductor import config as inductor_config
+
+    from inductor_ext.hooks.activate import activate
 
     before = sys.argv, sys.path[0]
     sys.argv = [script, *arguments]

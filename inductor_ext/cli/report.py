@@ -11,13 +11,15 @@ import contextlib
 import dataclasses
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from inductor_ext.cli import explain
-from inductor_ext.reports import compile_collector, kernel_times
-from inductor_ext.reports.compile_report import CompileReport
 from inductor_ext.reports.compile_trace import write_trace
-from inductor_ext.reports.contents_report import ContentsReport, read_contents
 from inductor_ext.reports.text import check_writable
+
+if TYPE_CHECKING:
+    from inductor_ext.reports.compile_report import CompileReport
+    from inductor_ext.reports.contents_report import ContentsReport
 
 EXAMPLE = "inductor-ext report -o report.html train.py --steps 1"
 EXIT_CODES = {
@@ -78,6 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
         BaseException: raised by the program.
     """
     from torch._inductor import config as inductor_config
+
+    from inductor_ext.reports import compile_collector, kernel_times
+    from inductor_ext.reports.compile_report import CompileReport
+    from inductor_ext.reports.contents_report import read_contents
 
     # The program may change the working directory.
     out = os.path.abspath(arguments.output)

@@ -70,6 +70,16 @@ class TestCommandLine:
         for code, text in module.EXIT_CODES.items():
             assert f"{code}: {text}".replace(" ", "") in printed
 
+    def test_no_help_imports_torch(self) -> None:
+        program = (
+            "import sys\n"
+            "from inductor_ext.cli import main\n"
+            "for name in main.COMMANDS:\n"
+            "    main.make_command_parser(name)[0].format_help()\n"
+            "    assert 'torch' not in sys.modules, name\n"
+        )
+        subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, check=True)
+
     @pytest.mark.parametrize("name", sorted(set(main.COMMANDS) - {"completion"}))
     def test_every_command_prints_json_on_request(self, name: str) -> None:
         parser, _ = main.make_command_parser(name)

@@ -281,7 +281,7 @@ def test_table() -> None:
 
 def test_record_in_one_line_and_as_json() -> None:
     assert record().describe() == (
-        "product: aten.mm of bfloat16[16, 4096] and bfloat16[4096, 1024] in layers.0.key: cp_async "
+        "matmul: aten.mm of bfloat16[16, 4096] and bfloat16[4096, 1024] in layers.0.key: cp_async "
         "(measured: 5.0 us, Inductor (default) 8.0 us)"
     )
     loaded = json.loads(json.dumps(record().as_json()))
