@@ -53,6 +53,8 @@ HOOKS = (
             "torch._inductor.virtualized._V.aot_compilation",
             "torch._dynamo.utils.counters",
             "torch._dynamo.utils.count_calls",
+            "torch._dynamo.utils.dynamo_timed",
+            "torch._logging.trace_structured",
         ),
     ),
 )
