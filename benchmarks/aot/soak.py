@@ -19,13 +19,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 import inductor_ext
-from benchmarks.harness import results
+from benchmarks.harness import measure, results
 from inductor_ext import exc
 from inductor_ext.cpp_wrapper.load.model import LoadedModel
 
@@ -54,13 +54,6 @@ def compile_version(value: float, folder: Path) -> str:
     path = str(folder / f"version{value:.0f}.pt2")
     inductor_ext.aoti_compile_and_package(program, package_path=path)
     return path
-
-
-def resident_mib() -> float:
-    """Return the resident memory of this process in MiB, without pages of files."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (anonymous,) = [line for line in lines if line.startswith("RssAnon:")]
-    return int(anonymous.split()[1]) / 1024
 
 
 class Soak:
@@ -133,11 +126,11 @@ def run(requests: int, threads: int, swaps: int, runners: int = 4) -> dict[str, 
             else:
                 time.sleep(0.001)
             if half is None and soak.left <= requests // 2:
-                half = resident_mib()
+                half = measure.read_private_mib()
         for thread in pool:
             thread.join()
         seconds = time.perf_counter() - begin
-        growth = resident_mib() - (half or resident_mib())
+        growth = measure.read_private_mib() - (half or measure.read_private_mib())
     for text, count in Counter(soak.errors).most_common(5):
         print(f"{count} x {text}")
     return {
@@ -146,6 +139,22 @@ def run(requests: int, threads: int, swaps: int, runners: int = 4) -> dict[str, 
         "growth": growth,
         "seconds": seconds,
     }
+
+
+def make_rows(case: str, found: Mapping[str, float]) -> list[results.Row]:
+    """Return the rows of what `run` has counted."""
+    names = {"growth": "growth of memory in the second half", "seconds": "time"}
+    units = {"growth": "MiB", "seconds": "s", "swaps": "swaps"}
+    return [
+        results.make_row(
+            case,
+            names.get(name, name),
+            units.get(name, "requests"),
+            better="higher" if name in ("right", "swaps", "samples") else "lower",
+            ours=value,
+        )
+        for name, value in found.items()
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -159,18 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     header = results.collect_header("aot-soak", results.format_command())
     found = run(options.requests, options.threads, options.swaps)
     print(found)
-    case = f"{options.threads} threads"
-    units = {"growth": "MiB", "seconds": "s"}
-    rows = [
-        results.make_row(
-            case,
-            {"growth": "growth of memory in the second half", "seconds": "time"}.get(name, name),
-            units.get(name, "swaps" if name == "swaps" else "requests"),
-            better="higher" if name in ("right", "swaps") else "lower",
-            ours=value,
-        )
-        for name, value in found.items()
-    ]
+    rows = make_rows(f"{options.threads} threads", found)
     if options.json_out is not None:
         document: results.Document = {**header, "rows": rows}
         print(f"written: {results.write(options.json_out, document)}")

@@ -18,6 +18,7 @@ __all__ = [
     "find_peak",
     "measure_gpu_peak",
     "measure_peak_allocated",
+    "read_private_mib",
     "read_resident_memory",
     "record_allocations",
     "summarize",
@@ -127,3 +128,14 @@ def read_resident_memory() -> tuple[int, int]:
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, highest = (int(fields[name].removesuffix("kB")) * 1024 for name in ("VmRSS", "VmHWM"))
     return now, highest
+
+
+def read_private_mib(process: int | None = None) -> float:
+    """Return the resident memory of a process in MiB, without pages of files. Linux only.
+
+    Args:
+        process: its number. Default: None, this process.
+    """
+    status = Path(f"/proc/{'self' if process is None else process}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return int(fields["RssAnon"].removesuffix("kB")) / 1024

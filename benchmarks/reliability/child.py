@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.harness import measure
+
 __all__ = ["COMPILERS", "WAYS"]
 
 WAYS = ("compile", "package")
@@ -77,13 +79,6 @@ def run_once(compiler: str, way: str, width: int) -> dict[str, Any]:
         }
 
 
-def read_resident_mib() -> float:
-    """Return the resident memory of this process in MiB, without pages of files."""
-    with open("/proc/self/status") as file:
-        (line,) = [line for line in file if line.startswith("RssAnon:")]
-    return int(line.split()[1]) / 1024
-
-
 def grow(compiler: str, count: int) -> dict[str, Any]:
     """Compile `count` graphs, each another one; return the resident MiB after each."""
     import gc
@@ -95,7 +90,7 @@ def grow(compiler: str, count: int) -> dict[str, Any]:
         if compile_and_check(compiler, "compile", width) != "right":
             raise AssertionError(f"wrong result at width {width}")
         gc.collect()
-        resident.append(read_resident_mib())
+        resident.append(measure.read_private_mib())
     return {"resident": resident}
 
 

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.harness import results
+from benchmarks.aot.soak import make_rows
+from benchmarks.harness import measure, results
 
 _FOLDER = Path(__file__).resolve().parents[2] / "examples" / "service"
 _TOLERANCE = 1e-5
@@ -66,12 +67,6 @@ def _serve(folder: Path) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _read_resident_mib(process: int) -> float:
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    (anonymous,) = [line for line in lines if line.startswith("RssAnon:")]
-    return int(anonymous.split()[1]) / 1024
 
 
 class Clients:
@@ -144,10 +139,10 @@ async def _run(
                 await group.use_weights(done)
             await asyncio.sleep(0.01)
             if half is None and group.left <= requests // 2:
-                half = _read_resident_mib(process)
+                half = measure.read_private_mib(process)
         await asyncio.gather(*tasks)
         seconds = time.perf_counter() - begin
-        end = _read_resident_mib(process)
+        end = measure.read_private_mib(process)
         samples = (await client.get("/metrics")).json()["samples"]
     return {
         **{name: group.counts[name] for name in ("right", "refused", "wrong", "dropped")},
@@ -174,18 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     header = results.collect_header("service", results.format_command())
     found = run(options.requests, options.clients, options.swaps)
-    units = {"growth": "MiB", "seconds": "s", "swaps": "swaps"}
-    names = {"growth": "growth of memory in the second half", "seconds": "time"}
-    rows = [
-        results.make_row(
-            f"{options.clients} clients",
-            names.get(name, name),
-            units.get(name, "requests"),
-            better="higher" if name in ("right", "swaps", "samples") else "lower",
-            ours=value,
-        )
-        for name, value in found.items()
-    ]
+    rows = make_rows(f"{options.clients} clients", found)
     results.report(header, rows, options.json_out)
     return int(found["wrong"] + found["dropped"] > 0)
 

@@ -46,6 +46,11 @@ class Outcome:
     failure: str | None = None
     """The error, if there was one."""
 
+    @property
+    def total_bytes(self) -> int | None:
+        """The memory on all devices; None if it was not measured."""
+        return None if self.memory_bytes is None else sum(self.memory_bytes.values())
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -90,7 +95,7 @@ def format_row(outcome: Outcome, base: float | None) -> tuple[str, str, str, str
         return "-" if value is None else format(value, form)
 
     time_ms = outcome.milliseconds
-    memory = None if outcome.memory_bytes is None else sum(outcome.memory_bytes.values()) / 2**20
+    memory = None if outcome.total_bytes is None else outcome.total_bytes / 2**20
     return (
         outcome.way,
         show(time_ms, ".3f"),

@@ -33,13 +33,13 @@ def render_page(comparison: Comparison, facts: CompileFacts | None) -> str:
 
 def _render_comparison(comparison: Comparison) -> Iterator[str]:
     longest = max((o.milliseconds or 0.0 for o in comparison.outcomes), default=0.0)
-    largest = max(map(_sum_memory, comparison.outcomes), default=0)
+    largest = max((o.total_bytes or 0 for o in comparison.outcomes), default=0)
     rows = []
     for outcome in comparison.outcomes:
         cells = format_row(outcome, comparison.inductor_milliseconds)
         way, call, of_inductor, compiled, memory, error = cells
         time_bar = _draw(outcome, "t", outcome.milliseconds, longest, f"{call} ms")
-        memory_bar = _draw(outcome, "m", _sum_memory(outcome), largest, f"{memory} MiB")
+        memory_bar = _draw(outcome, "m", outcome.total_bytes, largest, f"{memory} MiB")
         rows.append((way, call, of_inductor, time_bar, memory, memory_bar, compiled, error))
     yield render_table(
         f"Medians of {comparison.calls} calls in turns. Memory is what a call allocates at most. "
@@ -52,10 +52,6 @@ def _render_comparison(comparison: Comparison) -> Iterator[str]:
     for outcome in comparison.outcomes:
         if outcome.failure is not None:
             yield render_paragraph(f"{outcome.way} failed: {outcome.failure}")
-
-
-def _sum_memory(outcome: Outcome) -> int:
-    return sum((outcome.memory_bytes or {}).values())
 
 
 def _draw(
