@@ -95,12 +95,12 @@ def test_results_with_float16_accumulators_are_separate(tmp_path: Path) -> None:
             numerics.with_matmul_flags(flags, "float16"),
             inductor_ext.activate(tuning_cache_dir=str(tmp_path)),
             events.capture(TuningRecord) as tuned,
-            events.capture(MatmulRecord) as products,
+            events.capture(MatmulRecord) as matmuls,
         ):
             compiled = torch.compile(torch.mm, options={"max_autotune": True}, dynamic=False)
             result = compiled(x, w)
-        (product,) = products
-        return [case.problem.math_flags for case in tuned], product.origin, result
+        (matmul,) = matmuls
+        return [case.problem.math_flags for case in tuned], matmul.origin, result
 
     exact = x.double() @ w.double()
     with gpu_util.compiling():

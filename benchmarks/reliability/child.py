@@ -8,6 +8,7 @@ A task prints one JSON object as its last line.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -74,15 +75,12 @@ def run_once(compiler: str, way: str, width: int) -> dict[str, Any]:
         return {
             "outcome": "error",
             "error": f"{type(inner).__name__}: {inner}",
-            "errno": getattr(inner, "errno", None),
             "traceback": "".join(traceback.format_exception(error))[-4000:],
         }
 
 
 def grow(compiler: str, count: int) -> dict[str, Any]:
     """Compile `count` graphs, each another one; return the resident MiB after each."""
-    import gc
-
     resident = []
     for index in range(count):
         torch._dynamo.reset()
