@@ -138,13 +138,17 @@ def _group(item: pytest.Item, file: str) -> str | None:
 
 @pytest.fixture(autouse=True)
 def isolated() -> Iterator[None]:
-    """Start and end each test without compiled code in dynamo, without an activation, and with
-    the same settings of torch.
+    """Start and end each test without compiled code in dynamo, without an activation, in the same
+    working folder, and with the same settings of torch.
     """
     _reset_dynamo()
     settings = _torch_settings()
+    folder = os.getcwd()
     with _untraced():
         yield
+    left_in = os.getcwd()
+    os.chdir(folder)
+    assert left_in == folder, f"the test leaves another working folder behind: {left_in}"
     _reset_dynamo()
     _free_cached_memory()
     _restore(settings)

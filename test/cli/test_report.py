@@ -10,6 +10,7 @@ import pytest
 
 import inductor_ext
 from inductor_ext.cli import main
+from inductor_ext.reports.compile_phases import FIRST_CALL, PHASES
 
 SCRIPT = """\
 import sys
@@ -31,8 +32,12 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_a_program_runs_as_it_is(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     script.write_text(SCRIPT + "import os; os.chdir('/'); sys.exit(3)\n")
     out = tmp_path / "page.html"
     command = ["report", "-o", str(out), str(script), "--flag", "1"]
@@ -48,7 +53,9 @@ def test_a_program_runs_as_it_is(
     loaded = json.loads(printed.out)
     assert len(loaded["gemms"]) == 1
     assert len(loaded["graphs"]) == 1
-    assert "code generation" in {phase["name"] for phase in loaded["phases"]}
+    # Found by sampling: a short phase may be missing.
+    assert {phase["name"] for phase in loaded["phases"]} <= {*PHASES, FIRST_CALL}
+    assert sum(phase["seconds"] for phase in loaded["phases"]) > 0
     assert loaded["environment"]["device"].startswith("CPU (")
 
 
