@@ -33,7 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"autotune", "cpp_wrapper", "lowerings"}),
     frozenset({"cpp_wrapper.hooks", "lowerings.hooks", "memory.hooks"}),
     frozenset({"hooks"}),
-    frozenset({"aot", "backend", "targets"}),
+    frozenset({"aot", "backend", "entry_point", "targets"}),
     frozenset({"__main__", "cli", "reports"}),
 )
 """The units, lowest layer first: modules and subpackages directly in the package, and single
@@ -50,8 +50,9 @@ FEATURES: dict[str, frozenset[str]] = {
 """The features, which never import each other; what they share is in lower layers."""
 
 IMPORTERS: dict[str, frozenset[str]] = {
-    "backend": frozenset({"aot", "cli", "__main__"}),
+    "backend": frozenset({"aot", "cli", "entry_point", "__main__"}),
     "cli": frozenset({"__main__"}),
+    "entry_point": frozenset(),
 }
 """The units that only the ones named here may import."""
 

@@ -8,7 +8,9 @@ A task prints one JSON object as its last line.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import gc
+import hashlib
 import json
 import os
 import sys
@@ -92,6 +94,52 @@ def grow(compiler: str, count: int) -> dict[str, Any]:
     return {"resident": resident}
 
 
+def _digest(compiler: str, width: int) -> str:
+    """Compile a model; return a digest of its results' bits, "wrong", or an error."""
+    # The state of the random numbers is shared by all threads.
+    generator = torch.Generator().manual_seed(width)
+    model = Net(width).eval()
+    inputs = [torch.randn(4, width, generator=generator) for _ in range(3)]
+    try:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / width**0.5)
+            compiled = torch.compile(model, backend=compiler, dynamic=False)
+            digest = hashlib.sha256()
+            for x in inputs:
+                actual = compiled(x)
+                if not torch.allclose(actual, model(x), rtol=1e-4, atol=1e-5):
+                    return "wrong"
+                digest.update(actual.numpy().tobytes())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"sha256:{digest.hexdigest()}"
+
+
+def compile_in_threads(threads: int, rounds: int, only: str | None) -> dict[str, str]:
+    """Compile models by turns with each compiler; return "compiler/width" to a digest.
+
+    Args:
+        only: the compiler whose models one thread compiles; None compiles all, in `threads`.
+    """
+    # All models have the same code; each is compiled.
+    torch._dynamo.config.recompile_limit = threads * rounds + 1
+    torch._dynamo.config.accumulated_recompile_limit = threads * rounds + 1
+
+    def run(thread: int) -> dict[str, str]:
+        found = {}
+        for index in range(rounds):
+            compiler = COMPILERS[(thread + index) % len(COMPILERS)]
+            width = 8 + thread * rounds + index
+            if only in (None, compiler):
+                found[f"{compiler}/{width}"] = _digest(compiler, width)
+        return found
+
+    workers = threads if only is None else 1
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        return {name: d for found in pool.map(run, range(threads)) for name, d in found.items()}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a task."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,9 +151,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     growth = tasks.add_parser("grow")
     growth.add_argument("compiler", choices=COMPILERS)
     growth.add_argument("--count", type=int, default=200)
+    mixed = tasks.add_parser("threads")
+    mixed.add_argument("--threads", type=int, default=8)
+    mixed.add_argument("--rounds", type=int, default=10)
+    mixed.add_argument("--only", choices=COMPILERS)
     options = parser.parse_args(arguments)
+    result: dict[str, Any]
     if options.task == "once":
         result = run_once(options.compiler, options.way, options.width)
+    elif options.task == "threads":
+        result = dict(compile_in_threads(options.threads, options.rounds, options.only))
     else:
         result = grow(options.compiler, options.count)
     print(json.dumps(result))

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from inductor_ext.hooks import (
+    backend_lookup,
     cache_keys,
     compile_again,
     compile_fx,
@@ -69,6 +70,7 @@ _OTHER_HOOKS = (
 """Private names that modules outside of hooks/ and of the features read."""
 
 HOOKS: tuple[Hook, ...] = (
+    *backend_lookup.HOOKS,
     *compile_fx.HOOKS,
     *compile_again.HOOKS,
     *direct_compiles.HOOKS,

@@ -25,8 +25,8 @@ from inductor_ext.hooks.torch_source import TorchSource
 
 Kind = Literal["replaced", "overridden", "changed", "read"]
 
-MakeDispatcher = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Takes the current function and returns the dispatcher that replaces it."""
+MakeDispatcher = Callable[[Any], Any]
+"""Takes the current function, or other object, and returns the dispatcher that replaces it."""
 
 _MARK = "_inductor_ext_hook"
 

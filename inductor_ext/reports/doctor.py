@@ -306,7 +306,7 @@ def _find_backend() -> dict[str, Any]:
 def _find_registration_problems(backend: dict[str, Any]) -> list[Problem]:
     if not backend["registered"]:
         why = "no installed distribution registers this backend name as an entry point"
-    elif backend["target"].partition(":")[0] != "inductor_ext.backend":
+    elif backend["target"].partition(":")[0] != "inductor_ext.entry_point":
         why = f"the name is registered by {backend['target']}"
     else:
         return []

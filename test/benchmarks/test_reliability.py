@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from benchmarks.reliability import compile_growth, faults, service
+from benchmarks.reliability import compile_growth, faults, service, threads
 from benchmarks.reliability.faults import Case, Outcome
 
 
@@ -36,6 +36,21 @@ def test_a_service_under_clients() -> None:
     assert (found["wrong"], found["dropped"], found["swaps"]) == (0, 0, 5)
     assert 0 < found["refused"] < 60
     assert found["samples"] == found["right"]
+
+
+def test_bits_are_compared_by_compiler() -> None:
+    alone = {"a/1": "sha256:1", "a/2": "sha256:2", "a/3": "sha256:3", "b/4": "sha256:4"}
+    together = {**alone, "a/2": "wrong", "a/3": "sha256:0", "b/4": "KeyError: 'x'"}
+    assert threads.compare(together, alone, "a") == (1, 1, 1)
+    assert threads.compare(together, alone, "b") == (0, 1, 0)
+
+
+@pytest.mark.slow
+def test_threads_with_both_compilers() -> None:
+    together = threads.measure(4, 1)
+    assert len(together) == 4
+    assert threads.compare(together, threads.measure(4, 1, "inductor"), "inductor") == (2, 0, 0)
+    assert {digest[:7] for digest in together.values()} == {"sha256:"}
 
 
 RIGHT = Outcome("right")

@@ -289,7 +289,7 @@ def test_the_installed_wheel_is_a_dynamo_backend(installed: Path, tmp_path: Path
     assert not result["imported_before"]
     assert result["largest_error"] < 1e-5
     assert result["kinds"] == ["inference"]
-    assert result["entry"] == "inductor_ext.backend:inductor_ext"
+    assert result["entry"] == "inductor_ext.entry_point:inductor_ext"
     assert Path(result["package"]).is_relative_to(installed)
     assert result["version"] == inductor_ext.__version__
 

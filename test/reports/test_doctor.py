@@ -380,7 +380,7 @@ class TestRegistration:
 
     def test_dynamo_finds_the_installed_package(self) -> None:
         backend = doctor.examine().backend
-        assert backend == {"registered": True, "target": "inductor_ext.backend:inductor_ext"}
+        assert backend == {"registered": True, "target": "inductor_ext.entry_point:inductor_ext"}
 
     def test_missing(self, has: Callable[..., None], entries: Callable[..., None]) -> None:
         has()

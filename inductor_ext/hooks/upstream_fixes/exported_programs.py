@@ -113,7 +113,7 @@ HOOKS = (
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
-    dispatchers = {
+    dispatchers: dict[str, registry.MakeDispatcher] = {
         "exported_inputs": _dispatch_exported_inputs,
         "constant_items": _dispatch_may_turn_const,
         "short_constants": _dispatch_get_attr,

@@ -143,7 +143,7 @@ def scenario_replacements(folder: str) -> dict[str, Any]:
         if name.split(".")[0] != "torch" or not isinstance(module, types.ModuleType):
             continue
         for key, value in list(vars(module).items()):
-            if is_ours(value):
+            if is_ours(value) or type(value).__module__.startswith("inductor_ext."):
                 names.add(f"{name}.{key}")
             if isinstance(value, type) and value.__module__ == name:
                 names |= {f"{name}.{key}.{part}" for part, v in vars(value).items() if is_ours(v)}
