@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inductor_ext.reports.gemm_report import explain
     from inductor_ext.reports.memory_report import memory_report
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _HOMES = {
     "activate": "hooks.activate",

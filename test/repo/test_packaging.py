@@ -160,6 +160,16 @@ def test_the_sdist_holds_what_tests_and_benchmarks_need(unpacked_sdist: Path) ->
         assert (unpacked_sdist / name).read_bytes() == (ROOT / name).read_bytes()
 
 
+def test_the_changelog_begins_with_this_version() -> None:
+    """Changes since then are under Unreleased."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", text, re.MULTILINE)
+    assert titles[0] == ("Unreleased", "")
+    version, date = titles[1]
+    assert version == inductor_ext.__version__
+    assert date
+
+
 @needs_build_backend
 def test_metadata_has_version_license_and_torch_range(
     wheel_metadata: email.message.Message,

@@ -246,6 +246,9 @@ def test_page(
 
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate("[...document.images].filter((i) => !i.naturalWidth).length") == 0
+    contrast = browser.measure_contrast()
+    assert contrast.count > 100
+    assert contrast.too_low == []
     assert browser.problems == []
     assert [url for url in browser.requests if not url.startswith((address, "data:"))] == []
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -22,6 +23,62 @@ EXECUTABLE = next(
 
 _TIMEOUT = 120.0
 """Seconds for one answer; the machine may be busy."""
+
+
+_CONTRAST = """(() => {
+  document.querySelectorAll("details").forEach((element) => { element.open = true; });
+  const parse = (text) => {
+    const values = text.match(/[\\d.]+/g).map(Number);
+    return values.length < 4 ? [...values, 1] : values;
+  };
+  const blend = (over, under) => {
+    const alpha = over[3];
+    return [0, 1, 2].map((i) => over[i] * alpha + under[i] * (1 - alpha)).concat(1);
+  };
+  const behind = (element) => {
+    if (!element) return [255, 255, 255, 1];
+    const colour = parse(getComputedStyle(element).backgroundColor);
+    return colour[3] === 1 ? colour : blend(colour, behind(element.parentElement));
+  };
+  const luminance = (colour) => {
+    const [r, g, b] = colour.slice(0, 3).map((c) => {
+      const value = c / 255;
+      return value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const found = {count: 0, low: []};
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    const isDrawn = element.checkVisibility({opacityProperty: true, visibilityProperty: true});
+    // Labels are drawn on coloured shapes; test_page_style.py has their contrast.
+    const isLabel = element.classList.contains("label");
+    if (!isDrawn || isLabel || !walker.currentNode.data.trim()) continue;
+    const style = getComputedStyle(element), under = behind(element);
+    const colour = parse(element.closest("svg") ? style.fill : style.color);
+    for (let e = element; e; e = e.parentElement) colour[3] *= getComputedStyle(e).opacity;
+    const sorted = [luminance(blend(colour, under)), luminance(under)].sort((a, b) => a - b);
+    const contrast = (sorted[1] + 0.05) / (sorted[0] + 0.05);
+    const size = parseFloat(style.fontSize);
+    const isLarge = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
+    found.count += 1;
+    if (contrast < (isLarge ? 3 : 4.5)) {
+      found.low.push(`${contrast.toFixed(2)} ${element.outerHTML.slice(0, 160)}`);
+    }
+  }
+  return found;
+})()"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrast:
+    """The contrast of the texts of a page with what is behind them."""
+
+    count: int
+    """Texts that are drawn."""
+    too_low: list[str]
+    """Contrast and element of each text below 4.5, or 3 if it is large: WCAG 2.2, 1.4.3."""
 
 
 class Browser:
@@ -101,6 +158,11 @@ class Browser:
         result = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
+
+    def measure_contrast(self) -> Contrast:
+        """Open all details of the page and measure the contrast of its texts."""
+        found = self.evaluate(_CONTRAST)
+        return Contrast(found["count"], found["low"])
 
     def press(self, key: str, code: int) -> None:
         """Press and release a key."""
