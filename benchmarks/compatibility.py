@@ -19,6 +19,9 @@ _OUTCOMES = ("agree", "above_stock", "below_stock", "both_fail", "eager_fails", 
 _JUDGEMENTS = ("right", "wrong", "crash", "error", "refused")
 """Metrics of `graphs` that exist with the extension and with Inductor (default)."""
 
+_RELIABILITY = ("faults", "threads", "compile-growth", "service")
+"""Suites of `benchmarks.reliability`."""
+
 _BOTH = ("stock_wrong_too", "stock_crash_too", "stock_error_too")
 """Metrics of `graphs` that count what fails with Inductor (default) too."""
 
@@ -133,11 +136,29 @@ def _make_releases() -> str:
     return format_table((*head, "result file", "commit", "date"), rows)
 
 
+def _make_reliability() -> str:
+    rows = [
+        (
+            row["case"],
+            row["metric"],
+            row["unit"],
+            *("-" if value is None else f"{value:,.4g}" for value in (row["stock"], row["ours"])),
+            *_source(document),
+        )
+        for suite in _RELIABILITY
+        for document in _read_all(suite)
+        for row in document["rows"]
+    ]
+    head = ("case", "what", "unit", "Inductor", "extension", "result file", "commit", "date")
+    return format_table(head, rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "tests": _make_tests,
     "operator sources": _make_operator_sources,
     "operators": _make_operators,
     "programs": _make_programs,
     "releases": _make_releases,
+    "reliability": _make_reliability,
 }
 """Functions that make the tables, by name."""

@@ -84,6 +84,14 @@ SUITES: dict[str, Suite] = {
             ("--calls", "10000"),
             output="--results",
         ),
+        Suite(
+            "compile-growth",
+            "benchmarks.reliability.compile_growth",
+            "memory of a process that compiles many graphs",
+        ),
+        Suite("threads", "benchmarks.reliability.threads", "compiles in several threads"),
+        Suite("service", "benchmarks.reliability.service", "the service example under clients"),
+        Suite("faults", "benchmarks.reliability.faults", "compiles while the machine fails"),
         # on a GPU
         Suite("gemm", "benchmarks.gemm.run", "matmuls", gpu=True),
         Suite("e2e", "benchmarks.gemm.e2e", "whole models", gpu=True),

@@ -13,7 +13,7 @@ import textwrap
 from inductor_ext.memory.planner.peak_report import human_bytes
 from inductor_ext.reports import bug_report
 from inductor_ext.reports.doctor import Cache, Device, Report, examine
-from inductor_ext.reports.text import write_file
+from inductor_ext.reports.text import check_writable, write_file
 from inductor_ext.toolchain.components import Component
 
 EXAMPLE = "inductor-ext doctor"
@@ -157,6 +157,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the report. The exit code is 0 if the backend can compile for some device here."""
+    if arguments.report not in (None, "-"):
+        check_writable(arguments.report)
     report = examine()
     if arguments.report is not None:
         home = os.path.expanduser("~")

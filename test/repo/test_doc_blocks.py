@@ -40,7 +40,14 @@ def name_page(page: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", list(filter(has_code, PAGES)), ids=name_page)
+@pytest.mark.parametrize(
+    "page",
+    # Pages share nothing: any worker may run one.
+    [
+        pytest.param(page, marks=pytest.mark.xdist_group(name_page(page)), id=name_page(page))
+        for page in filter(has_code, PAGES)
+    ],
+)
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {

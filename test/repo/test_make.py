@@ -144,11 +144,14 @@ def test_a_python_without_pins_is_refused(checkout: Path) -> None:
     assert not (checkout / ".venv" / "bin").exists()
 
 
-def run_ci(folder: Path, *failing: str, test: str = "") -> subprocess.CompletedProcess[str]:
+def run_ci(
+    folder: Path, *failing: str, test: str = "", seconds: int = 5400
+) -> subprocess.CompletedProcess[str]:
     """.ci/run with a stand-in for make, in which the named goals fail.
 
     Args:
         test: a shell command that the goal `test` runs.
+        seconds: what the run may take.
     """
     stand_in = folder / "make"
     stand_in.write_text(
@@ -172,6 +175,7 @@ fi
             **{k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"},
             "PATH": f"{folder}:{os.environ['PATH']}",
             "CI_VENVS": str(folder / "venvs"),
+            "CI_SECONDS": str(seconds),
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -207,6 +211,14 @@ def test_a_missing_environment_is_not_a_failure(tmp_path: Path) -> None:
         f"{NOT_RUN}no space); log in {tmp_path}/venvs/venv-torch-2.14.1.log",
     ]
     assert run.stderr == ""
+
+
+def test_smoke_tests_are_not_begun_too_late(tmp_path: Path) -> None:
+    run = run_ci(tmp_path, seconds=899)
+    assert run.returncode == 0
+    message = "smoke tests not run: of 899 s, less than 900 s are left"
+    assert run.stdout.splitlines() == ["called lint", "called test", message]
+    assert run_ci(tmp_path, "test", seconds=899).returncode == 1
 
 
 def test_a_kept_environment_is_brought_up_to_date(tmp_path: Path) -> None:
