@@ -50,6 +50,7 @@ install "$torch" -c "$root/requirements/tools.txt"
 step "tests, lint, demo, examples and documentation"
 install --no-deps -r "$root/requirements/tools.txt" -r "$root/requirements/demo.txt" \
   -r "$root/requirements/examples.txt" -r "$root/requirements/docs.txt"
+install --no-deps --upgrade --target "$venv/torchao" -r "$root/requirements/torchao.txt"
 if "$venv/bin/python" -c "$requires_triton"; then
   step "keeping the Triton that torch requires"
 else

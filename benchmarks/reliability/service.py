@@ -55,7 +55,7 @@ def _serve(folder: Path) -> Iterator[tuple[int, int]]:
     port = _find_port()
     program = (
         "import sys, uvicorn, app\n"
-        "app.write_package(sys.argv[1])\n"
+        "app.scorer.write_package(sys.argv[1])\n"
         "uvicorn.run(app.make_app(sys.argv[1]), port=int(sys.argv[2]), log_level='error')\n"
     )
     process = subprocess.Popen(

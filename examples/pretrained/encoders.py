@@ -9,25 +9,17 @@ results:
     Whisper  largest difference from eager mode 6.0e-07
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
 from transformers import BertConfig, BertModel, ViTConfig, ViTModel, WhisperConfig, WhisperModel
 
 Inputs = dict[str, torch.Tensor]
 
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+
 
 def bert() -> tuple[torch.nn.Module, Inputs]:
     """One layer, and a batch of two sentences of which the second one is padded."""
-    config = BertConfig(
-        vocab_size=512,
-        hidden_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=128,
-    )
+    config = BertConfig(**SIZES, vocab_size=512, num_hidden_layers=1)
     mask = torch.ones(2, 12, dtype=torch.int64)
     mask[1, 7:] = 0
     return BertModel(config), {"input_ids": torch.randint(512, (2, 12)), "attention_mask": mask}
@@ -35,14 +27,7 @@ def bert() -> tuple[torch.nn.Module, Inputs]:
 
 def vit() -> tuple[torch.nn.Module, Inputs]:
     """One layer, and images of 32 x 32 pixels in patches of 8 x 8."""
-    config = ViTConfig(
-        hidden_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=128,
-        image_size=32,
-        patch_size=8,
-    )
+    config = ViTConfig(**SIZES, image_size=32, patch_size=8, num_hidden_layers=1)
     return ViTModel(config), {"pixel_values": torch.randn(2, 3, 32, 32)}
 
 
@@ -74,10 +59,8 @@ def whisper() -> tuple[torch.nn.Module, Inputs]:
 
 def main() -> dict[str, float]:
     """Return the largest difference between compiled and eager results by the model's name."""
-    models: dict[str, Callable[[], tuple[torch.nn.Module, Inputs]]]
-    models = {"BERT": bert, "ViT": vit, "Whisper": whisper}
     differences = {}
-    for name, make in models.items():
+    for name, make in {"BERT": bert, "ViT": vit, "Whisper": whisper}.items():
         torch.manual_seed(0)
         model, inputs = make()
         model.eval()

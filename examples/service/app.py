@@ -2,16 +2,12 @@
 
     python examples/service/app.py model.pt2     # writes the package if there is none, serves it
     curl localhost:8000/predict -H 'content-type: application/json' -d '{"features": [1, 2, 3, 4]}'
-
     {"score":0.2310}
 
-A request with a wrong number of features gets status 400 and the message of the package's own
-check:
+A request with a wrong number of features gets status 400 and the message of the package:
 
     {"detail":"input 'input': dimension 1 is 3, but the model takes 4."}
 """
-
-from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -19,6 +15,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
+import scorer
 import torch
 from batcher import Batcher
 from fastapi import FastAPI, HTTPException
@@ -27,28 +24,15 @@ from pydantic import BaseModel
 import inductor_ext
 from inductor_ext import exc
 
-LARGEST_BATCH = 32
-
 
 class Request(BaseModel):
     features: list[float]
 
 
-def make_model() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-
-
-def write_package(path: str) -> None:
-    """Compile the model for batches of any size up to the largest one."""
-    batch = torch.export.Dim("batch", min=1, max=LARGEST_BATCH)
-    program = torch.export.export(make_model(), (torch.ones(2, 4),), dynamic_shapes=({0: batch},))
-    inductor_ext.aoti_compile_and_package(program, package_path=path)
-
-
 def make_app(path: str) -> FastAPI:
     """Return an application that serves the package `path`."""
     model = inductor_ext.load(path)
-    batcher = Batcher(model, LARGEST_BATCH, wait=0.002)
+    batcher = Batcher(model, scorer.LARGEST_BATCH, wait=0.002)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -91,5 +75,5 @@ if __name__ == "__main__":
     import uvicorn
 
     if not os.path.exists(sys.argv[1]):
-        write_package(sys.argv[1])
+        scorer.write_package(sys.argv[1])
     uvicorn.run(make_app(sys.argv[1]))

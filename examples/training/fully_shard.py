@@ -9,9 +9,6 @@ It prints the losses of two sharded processes and those of one process, without 
     2 processes  1.2169 0.5263 0.2258
 """
 
-from __future__ import annotations
-
-import os
 import tempfile
 
 import torch
@@ -31,8 +28,9 @@ class Block(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(x)))
 
 
-def train(model: torch.nn.Module, x: torch.Tensor) -> list[float]:
-    """Return the losses of three steps."""
+def train(model: torch.nn.Module) -> list[float]:
+    """Return the losses of three steps. All processes get the same samples."""
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(3):
@@ -49,12 +47,8 @@ def make_model() -> torch.nn.Module:
     return torch.nn.Sequential(Block(), Block())
 
 
-def make_samples() -> torch.Tensor:
-    return torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
-
-
 def run(rank: int, folder: str) -> None:
-    """One process. All processes get the same samples, so that their losses are the same."""
+    """One process: it keeps a part of the parameters."""
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD
     )
@@ -64,18 +58,18 @@ def run(rank: int, folder: str) -> None:
         fully_shard(block, mesh=mesh)
         block.compile(backend="inductor_ext")
     fully_shard(model, mesh=mesh)
-    losses = train(model, make_samples())
+    losses = train(model)
     if rank == 0:
-        torch.save(losses, os.path.join(folder, "losses.pt"))
+        torch.save(losses, f"{folder}/losses.pt")
     distributed.destroy_process_group()
 
 
 def main() -> tuple[list[float], list[float]]:
     """Return the losses of one process and of sharded ones."""
-    alone = train(make_model(), make_samples())
+    alone = train(make_model())
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(run, (folder,), nprocs=WORLD)
-        sharded: list[float] = torch.load(os.path.join(folder, "losses.pt"))
+        sharded: list[float] = torch.load(f"{folder}/losses.pt")
     print("1 process   ", *(f"{loss:.4f}" for loss in alone))
     print("2 processes ", *(f"{loss:.4f}" for loss in sharded))
     return alone, sharded

@@ -60,7 +60,6 @@ def train(compile_network: bool) -> list[float]:
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
-            enable_model_summary=False,
         )
         trainer.fit(module, loader)
     return module.losses

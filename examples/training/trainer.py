@@ -25,8 +25,7 @@ class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """64 random sentences of 16 tokens, with two labels."""
 
     def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.tokens = torch.randint(512, (64, 16), generator=generator)
+        self.tokens = torch.randint(512, (64, 16))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -39,12 +38,11 @@ class Sentences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def train(folder: str) -> list[float]:
     """Return the losses of eight steps."""
     torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     config = BertConfig(
+        **sizes,
         vocab_size=512,
-        hidden_size=64,
         num_hidden_layers=1,
-        num_attention_heads=4,
-        intermediate_size=128,
         # Random numbers of compiled code differ from those of eager mode.
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -55,7 +53,6 @@ def train(folder: str) -> list[float]:
         max_steps=8,
         logging_steps=1,
         save_strategy="no",
-        report_to=[],
         disable_tqdm=True,
         torch_compile_backend="inductor",
     )

@@ -64,7 +64,7 @@ def installs(checkout: Path) -> list[str]:
 
 def test_a_fresh_set_up_installs_the_pins_and_only_once(checkout: Path) -> None:
     assert make(checkout).returncode == 0
-    torch, tools, triton, ours = installs(checkout)
+    torch, tools, torchao, triton, ours = installs(checkout)
     pin = (ROOT / "requirements" / "torch.txt").read_text().strip()
     assert f" {pin} -c " in torch
     assert "--no-deps" in tools
@@ -72,6 +72,7 @@ def test_a_fresh_set_up_installs_the_pins_and_only_once(checkout: Path) -> None:
     assert "requirements/demo.txt" in tools
     assert "requirements/examples.txt" in tools
     assert "requirements/docs.txt" in tools
+    assert f"--target .venv/torchao -r {checkout}/requirements/torchao.txt" in torchao
     assert triton.endswith("--no-deps -r requirements/triton.txt".replace("req", f"{checkout}/req"))
     assert ours.endswith(f"--no-deps --no-build-isolation -e {checkout}")
 
@@ -82,7 +83,7 @@ def test_a_fresh_set_up_installs_the_pins_and_only_once(checkout: Path) -> None:
 def test_the_triton_that_torch_requires_is_kept(checkout: Path) -> None:
     assert make(checkout, FAKE_TORCH_REQUIRES_NO_TRITON="0").returncode == 0
     calls = installs(checkout)
-    assert len(calls) == 3
+    assert len(calls) == 4
     assert not any("triton.txt" in call for call in calls)
     tools = (ROOT / "requirements" / "tools.txt").read_text().splitlines()
     assert not any(line.startswith("triton") for line in tools)  # Nor is torch constrained by one.
@@ -97,16 +98,16 @@ def test_a_changed_pin_updates_in_place(checkout: Path, changed: str) -> None:
     stamp = next((checkout / ".venv").glob(".ready-*")).stat().st_mtime
     os.utime(checkout / changed, (stamp + 5, stamp + 5))
     assert "updating .venv" in make(checkout).stdout
-    assert len(installs(checkout)) == 4
+    assert len(installs(checkout)) == 5
     assert own.exists()
 
 
 def test_another_torch_is_noticed_in_both_directions(checkout: Path) -> None:
     assert make(checkout).returncode == 0
     assert make(checkout, "TORCH=torch==2.11.0").returncode == 0
-    assert " torch==2.11.0 " in installs(checkout)[4]
+    assert " torch==2.11.0 " in installs(checkout)[5]
     assert make(checkout).returncode == 0
-    assert len(installs(checkout)) == 4
+    assert len(installs(checkout)) == 5
 
 
 def test_a_failed_set_up_is_repeated(checkout: Path) -> None:
@@ -126,7 +127,7 @@ def test_an_environment_made_by_hand_is_kept(checkout: Path) -> None:
     own.touch()
     assert "updating .venv" in make(checkout).stdout
     assert own.exists()
-    assert len(installs(checkout)) == 4
+    assert len(installs(checkout)) == 5
 
 
 @pytest.mark.parametrize("torch", ["torch", "torch>=2.11"])
