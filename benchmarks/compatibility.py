@@ -11,7 +11,7 @@ from typing import Literal
 from benchmarks.harness import results
 from benchmarks.harness.markdown import format_table, link_result
 
-__all__ = ["TABLES"]
+__all__ = ["RELIABILITY", "TABLES"]
 
 _OUTCOMES = ("agree", "above_stock", "below_stock", "both_fail", "eager_fails", "not_captured")
 """Metrics of `op-sweep`."""
@@ -19,7 +19,7 @@ _OUTCOMES = ("agree", "above_stock", "below_stock", "both_fail", "eager_fails", 
 _JUDGEMENTS = ("right", "wrong", "crash", "error", "refused")
 """Metrics of `graphs` that exist with the extension and with Inductor (default)."""
 
-_RELIABILITY = ("faults", "threads", "compile-growth", "service")
+RELIABILITY = ("faults", "threads", "compile-growth", "service")
 """Suites of `benchmarks.reliability`."""
 
 _BOTH = ("stock_wrong_too", "stock_crash_too", "stock_error_too")
@@ -47,6 +47,10 @@ def _source(document: results.Document) -> Sequence[str]:
 
 def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
+
+
+def _format(value: float | None) -> str:
+    return _count(value) if value is None or value >= 1000 else f"{value:.4g}"
 
 
 def _make_tests() -> str:
@@ -142,10 +146,10 @@ def _make_reliability() -> str:
             row["case"],
             row["metric"],
             row["unit"],
-            *("-" if value is None else f"{value:,.4g}" for value in (row["stock"], row["ours"])),
+            *map(_format, (row["stock"], row["ours"])),
             *_source(document),
         )
-        for suite in _RELIABILITY
+        for suite in RELIABILITY
         for document in _read_all(suite)
         for row in document["rows"]
     ]
@@ -158,7 +162,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "operator sources": _make_operator_sources,
     "operators": _make_operators,
     "programs": _make_programs,
-    "releases": _make_releases,
     "reliability": _make_reliability,
+    "releases": _make_releases,
 }
 """Functions that make the tables, by name."""

@@ -42,7 +42,13 @@ def test_every_result_of_tests_is_in_the_compatibility_tables() -> None:
     linked = set(re.findall(r"\(\.\./\.\./(benchmarks/results/\S+?\.json)\)", COMPATIBILITY))
     files = {
         path.relative_to(results.CHECKOUT).as_posix()
-        for pattern in ("*-tests*", "op-sweep", "graphs", "across-torch")
+        for pattern in (
+            "*-tests*",
+            "op-sweep",
+            "graphs",
+            "across-torch",
+            *compatibility.RELIABILITY,
+        )
         for path in results.RESULTS.glob(f"{pattern}/*.json")
     }
     assert linked == files
