@@ -13,7 +13,9 @@ import gc
 import hashlib
 import json
 import os
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -23,12 +25,35 @@ from torch import nn
 
 from benchmarks.harness import measure
 
-__all__ = ["COMPILERS", "WAYS"]
+__all__ = ["COMPILERS", "WAYS", "run_task"]
 
 WAYS = ("compile", "package")
 """By torch.compile; as an AOT package."""
 
 COMPILERS = ("inductor", "inductor_ext")
+
+
+def run_task(*arguments: str) -> Any:
+    """Run a task of this module in a process with empty caches; return its JSON object.
+
+    Raises:
+        RuntimeError: the process failed.
+    """
+    with tempfile.TemporaryDirectory() as caches:
+        environment = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": caches,
+            "INDUCTOR_EXT_ARTIFACT_CACHE_DIR": caches,
+        }
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "benchmarks.reliability.child", *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 class Net(nn.Module):

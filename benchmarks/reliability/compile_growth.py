@@ -12,18 +12,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.harness import results
-from benchmarks.reliability.child import COMPILERS
+from benchmarks.reliability.child import COMPILERS, run_task
 
 __all__ = ["find_slope", "measure"]
 
@@ -37,23 +32,7 @@ def find_slope(values: Sequence[float]) -> float:
 
 def measure(compiler: str, count: int) -> list[float]:
     """Return the resident MiB of a process after each of its compiles."""
-    with tempfile.TemporaryDirectory() as caches:
-        environment = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": caches,
-            "INDUCTOR_EXT_ARTIFACT_CACHE_DIR": caches,
-        }
-        task = ["grow", compiler, "--count", str(count)]
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.reliability.child", *task],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"{compiler}: {done.stderr[-2000:]}")
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    resident: list[float] = answer["resident"]
+    resident: list[float] = run_task("grow", compiler, "--count", str(count))["resident"]
     return resident
 
 

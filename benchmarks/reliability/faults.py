@@ -32,8 +32,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -116,9 +114,10 @@ def _read(code: int, output: str, errors: str, killed: bool = False) -> Outcome:
     return Outcome("died", f"exit code {code}", errors[-2000:])
 
 
-def _run(command: Sequence[str], folder: Path) -> Outcome:
-    """Run a process until it ends."""
-    done = subprocess.run(command, env=_environment(folder), capture_output=True, text=True)
+def _run(command: Sequence[str], folder: Path, **variables: str) -> Outcome:
+    """Run a process until it ends, with more environment variables."""
+    environment = {**_environment(folder), **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return _read(done.returncode, done.stdout, done.stderr)
 
 
@@ -170,43 +169,41 @@ def _changed_modes(folder: Path) -> Iterator[None]:
             path.chmod(0o755)
 
 
-def _find_children(process: int) -> Iterator[int]:
-    """Yield the processes below a process."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if entry.name.isdigit() and int(fields[1]) == process:
-                yield int(entry.name)
-                yield from _find_children(int(entry.name))
+_CALLS = {"compile": range(4, 13), "package": range(4, 21)}
+"""Calls of the compiler that compile something; the last of these is the first kernel."""
 
-
-def _is_compiler(process: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/comm").read_text().strip() in ("cc1plus", "ld", "as")
-    return False
+_COMPILER = """#!/bin/sh
+# Run g++; once, after {first} calls, kill it and its children after {delay} s.
+state={folder}
+echo >>"$state/calls"
+if [ "$(wc -l <"$state/calls")" -gt {first} ] && [ ! -e "$state/killed" ]; then
+  timeout --signal=KILL {delay} g++ "$@"
+  code=$?
+  [ "$code" -ne 137 ] || touch "$state/killed"
+  exit "$code"
+fi
+exec g++ "$@"
+"""
 
 
 def _killed_compiler(compiler: str, way: str, folder: Path, generator: random.Random) -> _Pair:
-    """Kill the first compiler or linker that has run for a while."""
-    delay = generator.uniform(0.0, 1.5)
-    process = _start(_command(compiler, way), folder)
+    """Kill a compiler or linker while it works. Both processes have the same command as compiler.
 
-    def kill() -> None:
-        while process.poll() is None:
-            found = [child for child in _find_children(process.pid) if _is_compiler(child)]
-            if found:
-                time.sleep(delay)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(found[0], signal.SIGKILL)
-                return
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    output, errors = process.communicate()
-    thread.join()
-    under = _read(process.returncode, output, errors)
-    return under, _run(_command(compiler, way), folder)
+    Raises:
+        RuntimeError: each call of the compiler ended too early.
+    """
+    state = folder / "compiler"
+    state.mkdir()
+    script = state / "g++"
+    first, delay = generator.choice(_CALLS[way]), round(generator.uniform(0.02, 0.3), 3)
+    script.write_text(_COMPILER.format(folder=shlex.quote(str(state)), first=first, delay=delay))
+    script.chmod(0o755)
+    # Inductor keeps precompiled headers in the folder of temporary files.
+    variables = {"CXX": str(script), "TMPDIR": str(state)}
+    under = _run(_command(compiler, way), folder, **variables)
+    if not (state / "killed").exists():
+        raise RuntimeError("no compiler was killed")
+    return under, _run(_command(compiler, way), folder, **variables)
 
 
 def _killed_process(compiler: str, way: str, folder: Path, generator: random.Random) -> _Pair:

@@ -12,16 +12,12 @@ what Inductor generates.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness import results
-from benchmarks.reliability.child import COMPILERS
+from benchmarks.reliability.child import COMPILERS, run_task
 
 __all__ = ["METRICS", "compare", "measure"]
 
@@ -57,21 +53,7 @@ def measure(threads: int, rounds: int, only: str | None = None) -> dict[str, str
     task = ["threads", "--threads", str(threads), "--rounds", str(rounds)]
     if only is not None:
         task += ["--only", only]
-    with tempfile.TemporaryDirectory() as caches:
-        environment = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": caches,
-            "INDUCTOR_EXT_ARTIFACT_CACHE_DIR": caches,
-        }
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "benchmarks.reliability.child", *task],
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr[-2000:])
-    digests: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    digests: dict[str, str] = run_task(*task)
     return digests
 
 
