@@ -11,4 +11,4 @@ from inductor_ext.hooks import backend_lookup
 
 __all__ = ["inductor_ext"]
 
-backend_lookup.install_hooks()
+backend_lookup.install_hooks(inductor_ext)

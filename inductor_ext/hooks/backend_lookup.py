@@ -7,6 +7,8 @@ registration: "duplicate name". Inductor is registered when torch is imported, a
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from inductor_ext.hooks import registry
@@ -29,13 +31,28 @@ _NAME = "inductor_ext"
 
 
 class _Backends(dict[str, Any]):
-    """torch's registered backends by name. That of the extension may be registered again."""
+    """torch's registered backends by name. That of the extension may be registered again, and is
+    found while another thread registers it.
+    """
+
+    def __init__(self, backend: Callable[..., Any], registered: Mapping[str, Any]) -> None:
+        super().__init__(registered)
+        self._backend = backend
 
     def __contains__(self, name: object) -> bool:
         """Whether a name is registered for good. torch registers the others."""
         return name != _NAME and super().__contains__(name)
 
+    def __missing__(self, name: str) -> Any:
+        if name == _NAME:
+            return self._backend
+        raise KeyError(name)
 
-def install_hooks() -> None:
-    """Replace torch's dictionary, once per process."""
-    registry.install(HOOKS, {"registered_backends": _Backends})
+
+def install_hooks(backend: Callable[..., Any]) -> None:
+    """Replace torch's dictionary, once per process.
+
+    Args:
+        backend: the function that torch registers as "inductor_ext".
+    """
+    registry.install(HOOKS, {"registered_backends": functools.partial(_Backends, backend)})

@@ -10,23 +10,29 @@ import pytest
 from torch._dynamo.backends import registry
 
 from inductor_ext import backend, entry_point
+from inductor_ext.hooks import backend_lookup
+
+
+def others() -> dict[str, Any]:
+    """The registered backends without the extension's."""
+    assert entry_point.inductor_ext is backend.inductor_ext
+    registry._lazy_import()
+    return {name: f for name, f in registry._COMPILER_FNS.items() if name != "inductor_ext"}
 
 
 @pytest.fixture
 def lookup(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Look up the backend while another thread does, which ends between the load of the entry
-    point and the registration.
+    """Look up the backend, which is not registered, while another thread does, which ends between
+    the load of the entry point and the registration.
     """
-    assert entry_point.inductor_ext is backend.inductor_ext
-    registry._lazy_import()
-    registry._COMPILER_FNS.pop("inductor_ext", None)
-    entry = registry._BACKENDS["inductor_ext"]
-    assert entry is not None
+    registered = backend_lookup._Backends(backend.inductor_ext, others())
+    monkeypatch.setattr(registry, "_COMPILER_FNS", registered)
+    entry = mock.Mock(load=lambda: entry_point.inductor_ext)
 
     def load_late() -> Any:
         with mock.patch.dict(registry._BACKENDS, inductor_ext=entry):
             registry.lookup_backend("inductor_ext")
-        return entry.load()
+        return entry_point.inductor_ext
 
     late = mock.Mock(load=load_late)
     monkeypatch.setitem(registry._BACKENDS, "inductor_ext", late)
@@ -42,9 +48,21 @@ def test_torch_alone_rejects_the_second_thread(
     lookup: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once this test fails, the hook is no longer needed."""
-    monkeypatch.setattr(registry, "_COMPILER_FNS", dict(registry._COMPILER_FNS))
+    monkeypatch.setattr(registry, "_COMPILER_FNS", others())
     with pytest.raises(AssertionError, match="duplicate name: inductor_ext"):
         lookup()
+
+
+def test_it_is_found_between_the_two_steps_of_a_registration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch first forgets the entry point, and then registers the function."""
+    registered = backend_lookup._Backends(backend.inductor_ext, others())
+    monkeypatch.setattr(registry, "_COMPILER_FNS", registered)
+    monkeypatch.setitem(registry._BACKENDS, "inductor_ext", None)
+    assert registry.lookup_backend("inductor_ext") is backend.inductor_ext
+    with pytest.raises(KeyError, match="unknown"):
+        registry._COMPILER_FNS["unknown"]
 
 
 def test_other_backends_are_registered_once() -> None:
