@@ -49,10 +49,6 @@ def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _format(value: float | None) -> str:
-    return _count(value) if value is None or value >= 1000 else f"{value:.4g}"
-
-
 def _make_tests() -> str:
     rows = []
     for document in _read_all("*-tests*"):
@@ -146,7 +142,7 @@ def _make_reliability() -> str:
             row["case"],
             row["metric"],
             row["unit"],
-            *map(_format, (row["stock"], row["ours"])),
+            *map(results.format_number, (row["stock"], row["ours"])),
             *_source(document),
         )
         for suite in RELIABILITY

@@ -41,6 +41,7 @@ __all__ = [
     "collect_header",
     "find_ratio",
     "format_command",
+    "format_number",
     "make_relative_path",
     "make_row",
     "name_hardware",
@@ -442,7 +443,7 @@ def render_table(document: Document) -> str:
                 if row["note"] not in notes:
                     notes.append(row["note"])
                 metric += f" [{notes.index(row['note']) + 1}]"
-            values = [_format_number(_field(row, name)) for name in columns]
+            values = [format_number(_field(row, name)) for name in columns]
             spread = "" if row["spread"] is None else f"{row['spread']:.1%}"
             lines.append([metric, row["unit"], row["better"], *values, _format_ratio(row), spread])
     table = [line for line in lines if len(line) > 1]
@@ -462,7 +463,7 @@ def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([*left, *right]).rstrip()
 
 
-def _format_number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Format with four significant digits; from 1000, as an integer with separators."""
     if value is None:
         return "-"

@@ -69,8 +69,17 @@ class Net(nn.Module):
 
 
 def _make(width: int) -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(width)
-    return Net(width).eval(), torch.randn(4, width)
+    # All threads share the state of torch's own generator.
+    generator = torch.Generator().manual_seed(width)
+    model = Net(width).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / width**0.5)
+    return model, torch.randn(4, width, generator=generator)
+
+
+def _is_right(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def compile_and_check(compiler: str, way: str, width: int) -> str:
@@ -89,8 +98,7 @@ def compile_and_check(compiler: str, way: str, width: int) -> str:
             program = torch.export.export(model, (x,))
             path = torch._inductor.aoti_compile_and_package(program)
             actual = torch._inductor.aoti_load_package(path)(x)
-    is_right = torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
-    return "right" if is_right else "wrong"
+    return "right" if _is_right(actual, expected) else "wrong"
 
 
 def run_once(compiler: str, way: str, width: int) -> dict[str, Any]:
@@ -121,19 +129,14 @@ def grow(compiler: str, count: int) -> dict[str, Any]:
 
 def _digest(compiler: str, width: int) -> str:
     """Compile a model; return a digest of its results' bits, "wrong", or an error."""
-    # The state of the random numbers is shared by all threads.
-    generator = torch.Generator().manual_seed(width)
-    model = Net(width).eval()
-    inputs = [torch.randn(4, width, generator=generator) for _ in range(3)]
+    model, first = _make(width)
     try:
         with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) / width**0.5)
             compiled = torch.compile(model, backend=compiler, dynamic=False, fullgraph=True)
             digest = hashlib.sha256()
-            for x in inputs:
+            for x in (first, -first, first.flip(0)):
                 actual = compiled(x)
-                if not torch.allclose(actual, model(x), rtol=1e-4, atol=1e-5):
+                if not _is_right(actual, model(x)):
                     return "wrong"
                 digest.update(actual.numpy().tobytes())
     except Exception as error:
@@ -178,15 +181,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     growth.add_argument("compiler", choices=COMPILERS)
     growth.add_argument("--count", type=int, default=200)
     mixed = tasks.add_parser("threads")
-    mixed.add_argument("--threads", type=int, default=8)
-    mixed.add_argument("--rounds", type=int, default=10)
+    mixed.add_argument("threads", type=int)
+    mixed.add_argument("rounds", type=int)
     mixed.add_argument("--only", choices=COMPILERS)
     options = parser.parse_args(arguments)
-    result: dict[str, Any]
+    result: Any
     if options.task == "once":
         result = run_once(options.compiler, options.way, options.width)
     elif options.task == "threads":
-        result = dict(compile_in_threads(options.threads, options.rounds, options.only))
+        result = compile_in_threads(options.threads, options.rounds, options.only)
     else:
         result = grow(options.compiler, options.count)
     print(json.dumps(result))

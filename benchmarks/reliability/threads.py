@@ -50,10 +50,8 @@ def measure(threads: int, rounds: int, only: str | None = None) -> dict[str, str
     Args:
         only: the compiler whose models one thread compiles; None compiles all, in `threads`.
     """
-    task = ["threads", "--threads", str(threads), "--rounds", str(rounds)]
-    if only is not None:
-        task += ["--only", only]
-    digests: dict[str, str] = run_task(*task)
+    limit = () if only is None else ("--only", only)
+    digests: dict[str, str] = run_task("threads", str(threads), str(rounds), *limit)
     return digests
 
 

@@ -45,6 +45,20 @@ def test_on_a_device():
     raise NotImplementedError
 """
 
+FOLDER_SUITE = """
+import os
+
+START = os.getcwd()
+
+
+def test_that_changes_the_folder():
+    os.chdir("/")
+
+
+def test_after_it():
+    assert os.getcwd() == START
+"""
+
 GPU_SUITE = """
 import pytest
 
@@ -94,6 +108,7 @@ def suite(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "test" / "conftest.py", tmp_path)
     (tmp_path / "test_cache.py").write_text(CACHE_SUITE)
     (tmp_path / "test_activation.py").write_text(ACTIVATION_SUITE)
+    (tmp_path / "test_folder.py").write_text(FOLDER_SUITE)
     (tmp_path / "test_gpu.py").write_text(GPU_SUITE)
     (tmp_path / "gpu_plugin.py").write_text(GPU_PLUGIN)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    xdist_group\n")
@@ -122,6 +137,13 @@ def test_a_leaked_activation_fails_its_test(suite: Path) -> None:
     assert re.search(r"ERROR .*test_that_installs_and_forgets", printed)
     assert re.search(r"SKIPPED .*no CUDA device \(torch [\d.]+", printed)
     assert re.search(r"2 passed, 1 skipped,.* 1 error", printed)
+
+
+def test_a_changed_working_folder_fails_its_test(suite: Path) -> None:
+    printed = run_pytest(suite, "test_folder.py")
+    assert "the test leaves another working folder behind: /" in printed
+    assert re.search(r"ERROR .*test_that_changes_the_folder", printed)
+    assert re.search(r"2 passed,.* 1 error|2 passed, 1 error", printed)
 
 
 def test_each_run_has_a_cache_folder_of_its_own_and_removes_it(suite: Path) -> None:

@@ -60,10 +60,8 @@ _CONTRAST = """(() => {
     for (let e = element; e; e = e.parentElement) colour[3] *= getComputedStyle(e).opacity;
     const sorted = [luminance(blend(colour, under)), luminance(under)].sort((a, b) => a - b);
     const contrast = (sorted[1] + 0.05) / (sorted[0] + 0.05);
-    const size = parseFloat(style.fontSize);
-    const isLarge = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
     found.count += 1;
-    if (contrast < (isLarge ? 3 : 4.5)) {
+    if (contrast < 4.5) {
       found.low.push(`${contrast.toFixed(2)} ${element.outerHTML.slice(0, 160)}`);
     }
   }
@@ -78,7 +76,7 @@ class Contrast:
     count: int
     """Texts that are drawn."""
     too_low: list[str]
-    """Contrast and element of each text below 4.5, or 3 if it is large: WCAG 2.2, 1.4.3."""
+    """Contrast and element of each text below 4.5: WCAG 2.2, 1.4.3."""
 
 
 class Browser:
