@@ -6,13 +6,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <iterator>
 #include <sstream>
 #include <thread>
+
+#include <unistd.h>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
@@ -226,7 +227,9 @@ void run_documented() {
 
 // Returns what the code prints.
 std::string documented(const std::string& folder) {
-  std::filesystem::current_path(folder);
+  if (chdir(folder.c_str()) != 0) {
+    throw std::runtime_error("cannot change to " + folder);
+  }
   std::ostringstream text;
   std::streambuf* const before = std::cout.rdbuf(text.rdbuf());
   try {
@@ -291,6 +294,13 @@ std::string execute(const Fields& fields) {
   }
   if (command == "describe_assert") {
     return describe_assert(fields);
+  }
+  if (command == "absolute_path") {
+    return inductor_ext::detail::absolute_path(fields[1]);
+  }
+  if (command == "remove_folder") {
+    inductor_ext::detail::remove_folder(fields[1]);
+    return "";
   }
   if (command == "version_prefix") {
     return inductor_ext::detail::version_prefix(fields[1], std::stoi(fields[2]));

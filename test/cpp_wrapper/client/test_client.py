@@ -6,9 +6,11 @@ The driver is built once, with the address sanitizer, so that no test passes wit
 from __future__ import annotations
 
 import hashlib
+import os
 import pathlib
 import re
 import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -775,6 +777,43 @@ class TestParts:
         for version, prefix in (("2.13.0+cpu", "2.13"), ("2.14", "2.14"), ("13", "13")):
             (reply,) = driver.run(("version_prefix", version, 2))
             assert reply.value() == prefix
+
+    def test_paths(self, driver: Driver) -> None:
+        """The same paths as in Python."""
+        (current,) = driver.run(("absolute_path", "."))
+        assert current.value().startswith("/")
+        for path in ("a", "./a//b/.", "../a", "a/../b/", "/a/./b", "/a/../../b", "/.."):
+            (reply,) = driver.run(("absolute_path", path))
+            assert reply.value() == os.path.normpath(os.path.join(current.value(), path)), path
+
+    def test_folders_are_deleted_and_targets_of_links_are_not(
+        self, driver: Driver, tmp_path: pathlib.Path
+    ) -> None:
+        kept, folder = tmp_path / "kept", tmp_path / "folder"
+        kept.mkdir()
+        (kept / "file").write_text("")
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "file").write_text("")
+        (folder / "inner" / "link").symlink_to(kept)
+        (folder / "dangling").symlink_to(tmp_path / "missing")
+        for _ in range(2):  # also a folder that is not there
+            (reply,) = driver.run(("remove_folder", folder))
+            assert reply.value() == ""
+        assert list(tmp_path.iterdir()) == [kept]
+        assert (kept / "file").exists()
+
+    def test_no_function_of_the_filesystem_library_is_called(self, tmp_path: pathlib.Path) -> None:
+        """libtorch.so of torch 2.11 for CUDA defines them again, and remove_all crashes."""
+        source = tmp_path / "program.cpp"
+        source.write_text(
+            "#include <inductor_ext.hpp>\n"
+            'int main() { return inductor_ext::load("model.pt2").run({}).size(); }\n'
+        )
+        program = cpp_client.build(source, tmp_path / "program", "-O0")
+        command = ["nm", "--dynamic", "--undefined-only", "--demangle", program]
+        symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "torch::inductor::" in symbols
+        assert "std::filesystem" not in symbols
 
 
 def test_a_folder_that_cannot_be_written(

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -24,6 +23,7 @@
 
 #include "checksums.hpp"
 #include "../error.hpp"
+#include "paths.hpp"
 #include "text.hpp"
 
 namespace inductor_ext::detail {
@@ -127,8 +127,7 @@ struct Entry {
 
 class Package {
  public:
-  explicit Package(const std::string& path)
-      : path_(std::filesystem::absolute(path).lexically_normal().string()), file_(open_file()) {
+  explicit Package(const std::string& path) : path_(absolute_path(path)), file_(open_file()) {
     struct stat status;
     if (fstat(file_.get(), &status) != 0) {
       raise_unreadable(errno);
@@ -516,22 +515,17 @@ class Package {
 class PrivateFolder {
  public:
   PrivateFolder() {
-    std::error_code code;
-    std::filesystem::path parent = std::filesystem::temp_directory_path(code);
-    if (code) {
-      parent = "/tmp";
-    }
-    std::string path = (parent / "inductor_ext-XXXXXX").string();
+    const std::string parent = temporary_folder();
+    std::string path = parent + "/inductor_ext-XXXXXX";
     if (mkdtemp(path.data()) == nullptr) { // mode 0700
-      throw WriteError{std::string(std::strerror(errno)) + " while creating a folder in " + parent.string()};
+      throw WriteError{std::string(std::strerror(errno)) + " while creating a folder in " + parent};
     }
     path_ = path;
   }
   PrivateFolder(const PrivateFolder&) = delete;
   PrivateFolder& operator=(const PrivateFolder&) = delete;
   ~PrivateFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
+    remove_folder(path_);
   }
 
   const std::string& path() const {

@@ -11,6 +11,7 @@
 
 #include "manifest.hpp"
 #include "package.hpp"
+#include "paths.hpp"
 
 namespace inductor_ext::detail {
 
@@ -73,7 +74,7 @@ class PackageFiles {
   // user named; weights are copied to the folder if they cannot be mapped, or are not to be.
   std::optional<LocatedWeights> locate_weights(const PrivateFolder& folder, const std::string& outside) const {
     if (!outside.empty()) {
-      return locate_outside(folder, std::filesystem::absolute(outside).lexically_normal().string());
+      return locate_outside(folder, absolute_path(outside));
     }
     if (!model_.weights) {
       if (model_.outside) {
