@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inductor_ext.memory.planner import peak_report
-from inductor_ext.memory.records import MemoryPlanRecord
+from inductor_ext.memory.records import MemoryPlanRecord, PlannedStorage
 
 _CALL = "## Call CompiledFxGraph "
 """Prefix of the name of a graph's call in the profiler; the cache key and " ##" follow."""
@@ -113,24 +113,74 @@ Window = tuple[str, int, int]
 nanoseconds."""
 
 
-def predict(record: MemoryPlanRecord, device: str, freed: Iterable[int]) -> int:
+def find_freed(inputs: Iterable[PlannedStorage], freed: Sequence[int]) -> list[PlannedStorage]:
+    """Return the inputs that a run has freed, of those that a plan counts as freed.
+
+    The profiler knows the size of a freed block, but not which input it was, and several inputs
+    often have one size. The inputs in the order of their planned ends are therefore aligned with
+    the blocks in the order in which they were freed (longest common subsequence). Of inputs that
+    fit equally well, the later ones are freed: what is kept is mostly the gradient that a backward
+    graph begins with. Blocks out of order, such as those of inputs that end at the same step, are
+    then matched by size alone.
+
+    Args:
+        inputs: storages that end before the last step.
+        freed: bytes of each block that the run freed and had not allocated, in order.
+    """
+    remaining = sorted(inputs, key=lambda storage: storage.end)
+    pairs = _align([storage.bytes for storage in remaining], freed)
+    found = [remaining[i] for i, _ in pairs]
+    for i, _ in reversed(pairs):
+        del remaining[i]
+    blocks = list(freed)
+    for _, j in reversed(pairs):
+        del blocks[j]
+    for storage in remaining:
+        block = min((b for b in blocks if _is_size_of(b, storage.bytes)), default=None)
+        if block is not None:
+            blocks.remove(block)
+            found.append(storage)
+    return found
+
+
+def _is_size_of(block: int, planned: int) -> bool:
+    """Whether a block is the storage of an input whose planned size is rounded up."""
+    return block <= planned < block + _ROUNDING
+
+
+def _align(planned: Sequence[int], freed: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pairs of positions of a longest common subsequence of sizes."""
+    # lengths[i][j] is that of planned[i:] and freed[j:].
+    lengths = [[0] * (len(freed) + 1) for _ in range(len(planned) + 1)]
+    for i in reversed(range(len(planned))):
+        for j in reversed(range(len(freed))):
+            lengths[i][j] = max(
+                lengths[i + 1][j],
+                lengths[i][j + 1],
+                (1 + lengths[i + 1][j + 1]) * _is_size_of(freed[j], planned[i]),
+            )
+    pairs = []
+    i = j = 0
+    while i < len(planned) and j < len(freed):
+        if lengths[i][j] == lengths[i + 1][j]:
+            i += 1
+        elif lengths[i][j] == lengths[i][j + 1]:
+            j += 1
+        else:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+    return pairs
+
+
+def predict(record: MemoryPlanRecord, device: str, freed: Sequence[int]) -> int:
     """Return the plan's prediction of `growth`, given the sizes of the inputs the run freed."""
-    sizes = collections.Counter(freed)
-    storages = []
-    before = 0
-    for storage in record.storages + record.held_inputs:
-        if storage.kind == "input":
-            size = next((s for s in sorted(sizes) if s <= storage.bytes < s + _ROUNDING), None)
-            # An input whose memory an output reuses is not freed.
-            is_returned = storage.end >= record.steps
-            if storage.device != device or size is None or is_returned:
-                continue
-            sizes[size] -= 1
-            if not sizes[size]:
-                del sizes[size]
-            before += storage.bytes
-        storages.append(storage)
-    device_record = dataclasses.replace(record, storages=tuple(storages))
+    storages = [s for s in record.storages + record.held_inputs if s.device == device]
+    # An input whose memory an output reuses is not freed.
+    inputs = [s for s in storages if s.kind == "input" and s.end < record.steps]
+    freed_inputs = find_freed(inputs, freed)
+    others = [s for s in storages if s.kind != "input"]
+    device_record = dataclasses.replace(record, storages=(*others, *freed_inputs))
+    before = sum(storage.bytes for storage in freed_inputs)
     return max(0, max(peak_report.allocated_bytes(device_record, device)) - before)
 
 

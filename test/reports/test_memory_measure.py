@@ -29,6 +29,37 @@ class TestMeasure:
         assert memory_measure.predict(record, "cpu", [4096, 1024]) == 1024
         assert memory_measure.predict(record, "cpu", [999_999]) == 3072
 
+    def test_freed_blocks_belong_to_inputs_in_order(self) -> None:
+        """Of inputs with one size, those whose neighbors were freed around them are freed."""
+        names, sizes = "abcdef", (512, 1024, 512, 2048, 512, 4096)
+        inputs = [
+            storage(name, size, 0, end, kind="input")
+            for end, (name, size) in enumerate(zip(names, sizes, strict=True), 1)
+        ]
+
+        def find(*blocks: int) -> str:
+            return "".join(sorted(s.name for s in memory_measure.find_freed(inputs, blocks)))
+
+        assert find(1024, 512, 2048, 512, 4096) == "bcdef"
+        assert find(512, 1024, 512, 2048) == "abcd"
+        assert find(512, 1024, 2000, 512) == "abde"  # blocks before they are rounded up
+        assert find(512) == "e"  # the later ones, if the order does not tell
+        assert find(4096, 2048, 1024) == "bdf"  # out of order
+        assert find(512, 512, 512, 512) == "ace"
+        assert find() == find(999_999) == ""
+
+    def test_an_input_that_is_kept_counts_until_the_end(self) -> None:
+        record = plan(
+            (
+                storage("gradient", 1024, 0, 1, kind="input"),
+                storage("saved", 1024, 0, 3, kind="input"),
+                storage("small", 512, 0, 2, kind="input"),
+                storage("buf", 2048, 1, 4),
+            )
+        )
+        assert memory_measure.predict(record, "cpu", [512, 1024]) == 2048
+        assert memory_measure.predict(record, "cpu", [1024, 512]) == 1024
+
     def test_deviation(self) -> None:
         measured = Measured("call", "forward", None, "cpu", 1000, 1025)
         assert measured.deviation == 2.5
