@@ -97,6 +97,7 @@ SUITES: dict[str, Suite] = {
         Suite("e2e", "benchmarks.gemm.e2e", "whole models", gpu=True),
         Suite("held-out", "benchmarks.gemm.e2e", "models that no table has seen", _HELD_OUT, True),
         Suite("held-out-tuned", "benchmarks.gemm.e2e", "the same, max-autotune", _TUNED, True),
+        Suite("host-time", "benchmarks.gemm.host_time", "calls without CUDA graphs", gpu=True),
         Suite(
             "kernel-kinds", "benchmarks.gemm.kernel_kinds", "what the GPU time goes to", gpu=True
         ),
