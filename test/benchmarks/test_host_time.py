@@ -15,6 +15,7 @@ def test_cases_are_quantized_layers_with_few_rows() -> None:
     assert len(host_time.CASES) == 18
     for case in host_time.CASES.values():
         assert case.m in (1, 16)
+        assert case.problem.prologue is not None
         assert case.problem.prologue.dequant is not None
 
 
