@@ -142,10 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    hardware = results.name_hardware(device)
-    header = results.collect_header(
-        "host-time", results.format_command(), commit=options.commit, hardware=hardware
-    )
+    header = results.collect_header("host-time", results.format_command(), commit=options.commit)
     ledger = resumable.Ledger(header, options.json_out, options.resume)
     remaining = [CASES[name] for name in options.case if name not in ledger.cases]
     _, failed = ledger.add_all(

@@ -30,6 +30,10 @@ _WHOLE = "inductor_ext.memory_report"
 _ROUNDING = 512
 """Bytes. A plan rounds sizes up like the allocator, to at most this granularity."""
 
+_LARGE = 1 << 20
+"""Bytes. On a GPU, a block for more than this may be up to this much larger than its tensor: the
+allocator does not split off so small a rest (`kSmallSize` of torch's CUDACachingAllocator)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
@@ -119,52 +123,57 @@ def find_freed(inputs: Iterable[PlannedStorage], freed: Sequence[int]) -> list[P
     The profiler knows the size of a freed block, but not which input it was, and several inputs
     often have one size. The inputs in the order of their planned ends are therefore aligned with
     the blocks in the order in which they were freed (longest common subsequence). Of inputs that
-    fit equally well, the later ones are freed: what is kept is mostly the gradient that a backward
-    graph begins with. Blocks out of order, such as those of inputs that end at the same step, are
-    then matched by size alone.
+    fit equally well, gradients of the graph's results are not freed: autograd may keep them. Blocks
+    out of order, such as those of inputs that end at the same step, are then matched by size alone.
 
     Args:
         inputs: storages that end before the last step.
         freed: bytes of each block that the run freed and had not allocated, in order.
     """
     remaining = sorted(inputs, key=lambda storage: storage.end)
-    pairs = _align([storage.bytes for storage in remaining], freed)
+    pairs = _align(remaining, freed)
     found = [remaining[i] for i, _ in pairs]
     for i, _ in reversed(pairs):
         del remaining[i]
     blocks = list(freed)
     for _, j in reversed(pairs):
         del blocks[j]
-    for storage in remaining:
-        block = min((b for b in blocks if _is_size_of(b, storage.bytes)), default=None)
+    for storage in sorted(remaining, key=_is_gradient):
+        block = min((b for b in blocks if _can_hold(b, storage)), default=None)
         if block is not None:
             blocks.remove(block)
             found.append(storage)
     return found
 
 
-def _is_size_of(block: int, planned: int) -> bool:
-    """Whether a block is the storage of an input whose planned size is rounded up."""
-    return block <= planned < block + _ROUNDING
+def _is_gradient(storage: PlannedStorage) -> bool:
+    """Whether AOTAutograd names an input of a backward graph as the gradient of a result."""
+    return storage.name.startswith("tangents_")
 
 
-def _align(planned: Sequence[int], freed: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the pairs of positions of a longest common subsequence of sizes."""
-    # lengths[i][j] is that of planned[i:] and freed[j:].
-    lengths = [[0] * (len(freed) + 1) for _ in range(len(planned) + 1)]
-    for i in reversed(range(len(planned))):
+def _can_hold(block: int, storage: PlannedStorage) -> bool:
+    """Whether a block may be that of a storage, whose planned size is rounded up."""
+    is_large = storage.device != "cpu" and storage.bytes > _LARGE
+    return storage.bytes - _ROUNDING < block <= storage.bytes + (_LARGE if is_large else 0)
+
+
+def _align(inputs: Sequence[PlannedStorage], freed: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pairs of positions of the longest common subsequence with fewest gradients."""
+    # A pair counts more than all preferences together.
+    values = [len(inputs) + 1 - _is_gradient(storage) for storage in inputs]
+    # totals[i][j] is the value of the best pairs of inputs[i:] and freed[j:].
+    totals = [[0] * (len(freed) + 1) for _ in range(len(inputs) + 1)]
+    for i in reversed(range(len(inputs))):
         for j in reversed(range(len(freed))):
-            lengths[i][j] = max(
-                lengths[i + 1][j],
-                lengths[i][j + 1],
-                (1 + lengths[i + 1][j + 1]) * _is_size_of(freed[j], planned[i]),
-            )
+            totals[i][j] = max(totals[i + 1][j], totals[i][j + 1])
+            if _can_hold(freed[j], inputs[i]):
+                totals[i][j] = max(totals[i][j], values[i] + totals[i + 1][j + 1])
     pairs = []
     i = j = 0
-    while i < len(planned) and j < len(freed):
-        if lengths[i][j] == lengths[i + 1][j]:
+    while i < len(inputs) and j < len(freed):
+        if totals[i][j] == totals[i + 1][j]:
             i += 1
-        elif lengths[i][j] == lengths[i][j + 1]:
+        elif totals[i][j] == totals[i][j + 1]:
             j += 1
         else:
             pairs.append((i, j))

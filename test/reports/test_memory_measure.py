@@ -48,6 +48,34 @@ class TestMeasure:
         assert find(512, 512, 512, 512) == "ace"
         assert find() == find(999_999) == ""
 
+    def test_gradients_are_kept_if_other_inputs_fit_as_well(self) -> None:
+        sizes = {"saved": 512, "tangents_1": 512, "primals_1": 512, "tangents_2": 512}
+        inputs = [
+            storage(name, size, 0, end, kind="input")
+            for end, (name, size) in enumerate(sizes.items(), 1)
+        ]
+        for blocks, names in (
+            ((512,), ["primals_1"]),
+            ((512, 512), ["saved", "primals_1"]),
+            ((512, 512, 512), ["saved", "primals_1", "tangents_2"]),
+        ):
+            assert [s.name for s in memory_measure.find_freed(inputs, blocks)] == names
+
+    def test_large_blocks_of_a_gpu_exceed_their_tensors(self) -> None:
+        """The allocator keeps up to 1 MiB with a block of more than 1 MiB."""
+        mib = 1 << 20
+        for device, size, block, is_found in (
+            ("cuda:0", 32 * mib - 4096, 32 * mib, True),
+            ("cuda:0", 32 * mib, 33 * mib, True),
+            ("cuda:0", 32 * mib, 33 * mib + 512, False),
+            ("cuda:0", mib // 2, mib, False),
+            ("cpu", 32 * mib - 4096, 32 * mib, False),
+            ("cuda:0", 32 * mib, 32 * mib - 500, True),
+            ("cuda:0", 32 * mib, 32 * mib - 512, False),
+        ):
+            inp = dataclasses.replace(storage("x", size, 0, 1, kind="input"), device=device)
+            assert bool(memory_measure.find_freed([inp], [block])) == is_found
+
     def test_an_input_that_is_kept_counts_until_the_end(self) -> None:
         record = plan(
             (
