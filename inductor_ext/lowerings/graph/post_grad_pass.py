@@ -73,10 +73,9 @@ def _visit_graphs(
 
 
 def _plan_graph(gm: fx.GraphModule, settings: Settings) -> None:
-    if decide.may_replace_aten(settings):
-        # Without a comparison of kernels, keep Inductor's replacement.
-        undo_woq_int8.restore_matmuls(gm.graph)
     is_free = numerics.gemm_obstacle() is None
+    if settings.gemm_templates and is_free:
+        undo_woq_int8.restore_matmuls(gm.graph)
     if settings.decode_attention and is_free and replace_decode_attention(gm.graph, settings):
         gm.recompile()
     allowed = settings.gemm_templates and is_free

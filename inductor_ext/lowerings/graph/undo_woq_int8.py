@@ -3,7 +3,10 @@
 Inductor matches a bfloat16 matmul with converted int8 weights and columnwise scales, as torchao
 emits it. The replacement is good on CPUs, but its CUDA kernel uses one thread per output element,
 which reads the weights uncoalesced. Converting the weights in a separate kernel and calling cuBLAS
-is faster, and an extension kernel can do both.
+is faster with any number of rows, and an extension kernel can do both. So the matmuls are restored
+without tuning too. Measured on an H200 for N = 14336 and K = 4096, in us: 283 (M = 1), 2137 (16)
+and 260657 (2048) for the replacement, 191, 193 and 523 for eager mode, which converts and calls
+cuBLAS (`benchmarks/results/gemm`, "int8 torchao").
 """
 
 from __future__ import annotations

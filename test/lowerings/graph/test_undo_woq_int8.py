@@ -14,6 +14,8 @@ from torch.nn import functional as F
 pytest.importorskip("triton")
 
 from benchmarks.gemm.models import int8_linear
+from inductor_ext import config
+from inductor_ext.hooks import scope
 from inductor_ext.lowerings.graph import matmul_nodes, undo_woq_int8
 from test.support import fake_cuda
 from test.support.gemm_graphs import lowered_graph, tensor
@@ -98,3 +100,43 @@ def test_on_a_cpu_inductors_replacement_stays() -> None:
     node.meta["val"] = torch.empty(4, 24)
     undo_woq_int8.restore_matmuls(graph)
     assert replaced(graph) == [node]
+
+
+REPLACEMENT = "extern_kernels._weight_int8pack_mm("
+
+
+def code_of(rows: int) -> str:
+    """The code that Inductor generates for a layer without tuning."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, weight.permute(1, 0).to(x.dtype)) * scales
+
+    bf16 = torch.bfloat16
+    inputs = ((rows, 4096), bf16), ((14336, 4096), torch.int8), ((14336,), bf16)
+    # Inductor's pattern needs a graph without dead nodes, as AOTAutograd returns it.
+    return fake_cuda.lower(function, *inputs, edit=fx.Graph.eliminate_dead_code).code
+
+
+@pytest.mark.parametrize("rows", [1, 16, 2048])
+def test_matmuls_are_restored_without_tuning(rows: int) -> None:
+    assert REPLACEMENT in code_of(rows)
+    with scope.compile_scope(config.snapshot({})):
+        code = code_of(rows)
+    assert REPLACEMENT not in code
+    assert ("tl.dot(" in code) == (rows <= 16)
+    assert ("extern_kernels.mm(" in code) == (rows > 16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [({"gemm_templates": False}, {}), ({}, {"batch_invariant": True})],
+    ids=["without kernels of the extension", "batch invariant"],
+)
+def test_settings_that_keep_inductors_replacement(
+    settings: dict[str, Any], options: dict[str, Any]
+) -> None:
+    options = {name: value for name, value in options.items() if hasattr(inductor_config, name)}
+    if not settings and not options:
+        pytest.skip("this torch has no such option")
+    with scope.compile_scope(config.snapshot(settings)), inductor_config.patch(options):
+        assert REPLACEMENT in code_of(16)
