@@ -332,9 +332,11 @@ def _dispatch_post_grad_passes(stock: Callable[..., None]) -> Callable[..., None
             stock(gm, *args, **kwargs)
             return
         if inductor_config.use_post_grad_passes:
-            from inductor_ext.lowerings.graph import shared_masks
+            from inductor_ext.lowerings.graph import cpu_woq_int8, shared_masks
 
             shared_masks.share_masks(gm.graph)
+            if settings.gemm_templates:
+                cpu_woq_int8.transpose_before_conversion(gm.graph)
         with context.enter(graph_in_passes=gm):
             stock(gm, *args, **kwargs)
         if inductor_config.use_post_grad_passes:
