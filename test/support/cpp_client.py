@@ -129,6 +129,7 @@ class Driver:
             path: the program.
             variables: of the environment.
         """
+        self.path = path
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(path)],
