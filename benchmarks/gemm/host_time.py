@@ -31,8 +31,6 @@ ROUNDS = 40
 CALLS = 50
 """Calls of a measurement, fewer than a GPU's queue holds: the host never waits."""
 
-_BF16 = "bf16"
-
 CASES: Mapping[str, Case] = {
     name: case
     for name, case in gemm_suite.CASES.items()
@@ -56,7 +54,7 @@ def measure_case(case: Case, device: str, rounds: int = ROUNDS) -> dict[str, lis
         ValueError: a result is wrong.
     """
     program = case.program(device)
-    layer = program.alternatives[_BF16]
+    layer = program.alternatives["bf16"]
     ours, stock = variants.VARIANTS["ours-default"], variants.VARIANTS["stock"]
     calls: dict[str, Callable[[], Any]] = {"eager": layer}
     with torch.no_grad(), inductor_config.patch(freezing=program.frozen):
@@ -67,15 +65,15 @@ def measure_case(case: Case, device: str, rounds: int = ROUNDS) -> dict[str, lis
         ):
             with variants.use_fresh_caches():
                 calls[name] = variants.compile_and_call(variant, function, inputs).call
-        _check(program, calls)
+        _check(program, calls["quantized"])
         timers = {name: _time_calls(call) for name, call in calls.items()}
         return measure.alternate(timers, rounds)
 
 
-def _check(program: Program, calls: Mapping[str, Callable[[], Any]]) -> None:
+def _check(program: Program, call: Callable[[], Any]) -> None:
     exact = program.reference()
     eager = compute_error(program.function(*program.inputs), exact)
-    error = compute_error(calls["quantized"](), exact)
+    error = compute_error(call(), exact)
     if not is_accurate(error, eager):
         raise ValueError(f"The result is wrong: error {error:.1e}, in eager mode {eager:.1e}.")
 

@@ -130,14 +130,12 @@ def find_freed(inputs: Iterable[PlannedStorage], freed: Sequence[int]) -> list[P
         inputs: storages that end before the last step.
         freed: bytes of each block that the run freed and had not allocated, in order.
     """
-    remaining = sorted(inputs, key=lambda storage: storage.end)
-    pairs = _align(remaining, freed)
-    found = [remaining[i] for i, _ in pairs]
-    for i, _ in reversed(pairs):
-        del remaining[i]
-    blocks = list(freed)
-    for _, j in reversed(pairs):
-        del blocks[j]
+    ordered = sorted(inputs, key=lambda storage: storage.end)
+    pairs = dict(_align(ordered, freed))
+    found = [ordered[i] for i in pairs]
+    remaining = [storage for i, storage in enumerate(ordered) if i not in pairs]
+    used = set(pairs.values())
+    blocks = [block for j, block in enumerate(freed) if j not in used]
     for storage in sorted(remaining, key=_is_gradient):
         block = min((b for b in blocks if _can_hold(b, storage)), default=None)
         if block is not None:

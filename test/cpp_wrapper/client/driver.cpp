@@ -298,6 +298,9 @@ std::string execute(const Fields& fields) {
   if (command == "absolute_path") {
     return inductor_ext::detail::absolute_path(fields[1]);
   }
+  if (command == "temporary_folder") {
+    return inductor_ext::detail::temporary_folder();
+  }
   if (command == "remove_folder") {
     inductor_ext::detail::remove_folder(fields[1]);
     return "";
@@ -344,6 +347,8 @@ std::string execute(const Fields& fields) {
     return soak(fields);
   } else if (command == "setenv") {
     setenv(fields[1].c_str(), fields[2].c_str(), 1);
+  } else if (command == "unsetenv") {
+    unsetenv(fields[1].c_str());
   } else if (command == "documented") {
     return documented(fields[1]);
   } else {

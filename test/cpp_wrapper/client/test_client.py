@@ -802,6 +802,22 @@ class TestParts:
         assert list(tmp_path.iterdir()) == [kept]
         assert (kept / "file").exists()
 
+    def test_the_folder_of_temporary_files(
+        self, driver: Driver, temporary: pathlib.Path, tmp_path: pathlib.Path
+    ) -> None:
+        """The first variable that is set counts, as in std::filesystem."""
+        try:
+            for variables, folder in (
+                ({"TMPDIR": temporary, "TMP": tmp_path}, str(temporary)),
+                ({"TMPDIR": tmp_path / "missing"}, "/tmp"),
+                ({"TMPDIR": None}, str(tmp_path)),
+            ):
+                for name, value in variables.items():
+                    driver.run(("unsetenv", name) if value is None else ("setenv", name, value))
+                assert driver.run(("temporary_folder",))[0].value() == folder
+        finally:
+            driver.run(("setenv", "TMPDIR", temporary), ("unsetenv", "TMP"))
+
     def test_no_function_of_the_filesystem_library_is_called(self, driver: Driver) -> None:
         """libtorch.so of torch 2.11 for CUDA defines them again, and remove_all crashes."""
         command = ["nm", "--dynamic", "--undefined-only", "--demangle", driver.path]

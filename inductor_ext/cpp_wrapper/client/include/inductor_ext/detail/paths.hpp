@@ -5,9 +5,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,16 +19,8 @@ namespace inductor_ext::detail {
 
 // The path of the current folder; empty if it has been deleted.
 inline std::string current_folder() {
-  for (size_t size = 256;; size *= 2) {
-    std::string path(size, '\0');
-    if (getcwd(path.data(), size) != nullptr) {
-      path.resize(path.find('\0'));
-      return path;
-    }
-    if (errno != ERANGE) {
-      return "";
-    }
-  }
+  const std::unique_ptr<char, void (*)(void*)> path(getcwd(nullptr, 0), std::free);
+  return path == nullptr ? "" : path.get();
 }
 
 // An absolute path without ".", ".." and repeated slashes. Links are not followed.
@@ -59,10 +51,14 @@ inline bool is_folder(const std::string& path) {
   return stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-// The folder for temporary files: that of the environment (TMPDIR), or /tmp.
+// The folder for temporary files: that of the first of these variables which is set, or /tmp.
 inline std::string temporary_folder() {
-  const char* path = std::getenv("TMPDIR");
-  return path != nullptr && is_folder(path) ? absolute_path(path) : "/tmp";
+  for (const char* name : {"TMPDIR", "TMP", "TEMP", "TEMPDIR"}) {
+    if (const char* path = std::getenv(name)) {
+      return is_folder(path) ? absolute_path(path) : "/tmp";
+    }
+  }
+  return "/tmp";
 }
 
 // Deletes a folder and all that it contains. Links are deleted, not what they point to. What cannot be
