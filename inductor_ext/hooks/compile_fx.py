@@ -117,12 +117,10 @@ def _dispatch_compile_fx(requested: Request, stock: Callable[..., Any]) -> Calla
 
 
 def _may_compile_again(model: Any) -> bool:
-    """Whether a model may be compiled several times: torch.compile's graphs, if they are copied."""
+    """Whether a model may be compiled several times: if it is a graph that can be copied."""
     from torch import fx
-    from torch._inductor.virtualized import V
 
-    is_graph = isinstance(model, fx.GraphModule) and V.aot_compilation is not True
-    return is_graph and compile_again.copy_graph(model) is not None
+    return isinstance(model, fx.GraphModule) and compile_again.copy_graph(model) is not None
 
 
 def _compile(

@@ -85,7 +85,7 @@ class GraphCost:
     """FLOPs of a graph."""
 
     kind: str
-    """Kind of the graph: "forward", "backward" or "inference"."""
+    """Kind of the graph: "forward", "backward", "inference", or "aot" for that of a package."""
     flops: int
     recomputed_flops: int
 
@@ -199,7 +199,7 @@ class _Attempt:
 
     @property
     def is_differentiated(self) -> bool:
-        return any(cost.kind != "inference" for cost in self.costs)
+        return any(cost.kind in ("forward", "backward") for cost in self.costs)
 
     @property
     def cost(self) -> tuple[float, int]:

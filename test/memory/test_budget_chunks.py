@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import inductor_ext
 from benchmarks.memory import steps
 from inductor_ext import events
+from inductor_ext.cpp_wrapper.load.model import Model as LoadedModel
 from inductor_ext.memory import budget_search
 from inductor_ext.memory.budget_search import MemoryBudgetRecord
 from inductor_ext.memory.records import MemoryPlanRecord
@@ -87,6 +90,47 @@ def test_inference_fits(function: Callable[..., Any], share: float) -> None:
     assert f"in up to {record.chunks} chunks" in record.describe()
     assert peak_of(records) <= budget
     assert steps.measure_step(lambda: run(model, tokens, labels), "cpu").peak <= budget
+
+
+class Probability(nn.Module):
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        return probability(self.model, tokens, labels)
+
+
+@torch.no_grad()
+def test_a_package_fits(tmp_path: pathlib.Path) -> None:
+    model, *inputs = make_model()
+    budget = int(0.4 * default_peak(lambda: compiled(probability)(model, *inputs)))
+    program = torch.export.export(Probability(model), tuple(inputs))
+    path = str(tmp_path / "model.pt2")
+    options = {
+        "memory_budget": budget,
+        "artifact_cache": False,
+        "aot_inductor.compile_wrapper_opt_level": "O0",
+    }
+    with events.capture(MemoryBudgetRecord) as found:
+        inductor_ext.aoti_compile_and_package(program, package_path=path, inductor_configs=options)
+    (record,) = found
+    assert record.chunked_regions == 1
+    # Without recomputation there is nothing else to try.
+    assert record.compiles <= 1 + budget_search._CHUNK_STEPS
+    loaded = inductor_ext.load(path)
+    assert isinstance(loaded, LoadedModel)
+    assert steps.measure_step(lambda: loaded(*inputs), "cpu").peak <= budget
+    other = make_model()[0]
+    for parameter in other.parameters():
+        parameter.normal_()
+    for weights in (model, other):
+        loaded.load_state_dict(Probability(weights).state_dict())
+        expected = probability(copy.deepcopy(weights).double(), *inputs)
+        torch.testing.assert_close(loaded(*inputs).double(), expected, atol=1e-5, rtol=1e-4)
+    stock = torch._inductor.aoti_load_package(path)
+    expected = probability(copy.deepcopy(model).double(), *inputs)
+    torch.testing.assert_close(stock(*inputs).double(), expected, atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
