@@ -51,9 +51,11 @@ def scratch_bytes(node: Any) -> Any:
     return measured_workspace.workspace_bytes(node)
 
 
-def has_unbounded_workspace(node: Any) -> bool:
-    """Whether a kernel that is given its outputs may need a workspace of unknown size."""
-    return _copies_operands(node) or _is_custom(node)
+def out_scratch_bytes(node: Any) -> int | None:
+    """Return the workspace bytes of a kernel that is given its outputs; None if unknown."""
+    if _is_custom(node):
+        return None
+    return measured_workspace.workspace_bytes(node) if _copies_operands(node) else 0
 
 
 def _copies_operands(node: Any) -> bool:

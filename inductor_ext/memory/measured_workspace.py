@@ -1,7 +1,8 @@
 """Workspaces of library kernels that follow no formula: a kernel is run once with its sizes.
 
 oneDNN copies operands and results of convolutions to blocked layouts of its choice, cuDNN chooses
-an algorithm with a workspace, and the backward of attention accumulates in buffers of its own.
+an algorithm with a workspace, the backward of attention accumulates in buffers of its own, and bmm
+on a CPU copies operands whose matrices are not contiguous.
 torch has no function that tells how many bytes these take. A kernel that has no other effect than
 its results is therefore run during compilation, on zeros, and its allocations are recorded.
 Kernels that would take long are not run: their workspace stays unknown. On a GPU the memory is a
@@ -70,20 +71,13 @@ def workspace_bytes(node: Any) -> int | None:
     """Return the bytes that a kernel allocates on its device beyond its outputs; None if unknown.
 
     Args:
-        node: a kernel of torch's library that allocates its outputs.
+        node: a kernel of torch's library, which allocates its outputs or is given its only one.
     """
     count_flops = _list_operators().get(getattr(node, "op_overload", None))
     if count_flops is None or not all(map(_is_static, node.inputs)) or not _can_record():
         return None
-    operands = [
-        _Operand(
-            tuple(map(int, operand.get_size())),
-            tuple(map(int, operand.get_stride())),
-            operand.get_dtype(),
-            operand.get_device(),
-        )
-        for operand in node.inputs
-    ]
+    operands = list(map(_describe, node.inputs))
+    result = _describe(node) if isinstance(node, ir.ExternKernelOut) else None
     device = operands[0].device
     limits = LIMITS.get(device.type)
     # The state of a random generator may be on the CPU beside operands on a GPU.
@@ -96,13 +90,23 @@ def workspace_bytes(node: Any) -> int | None:
     ):
         return None
     constants = repr((node.constant_args, sorted(node.kwargs.items())))
-    key = node.op_overload, tuple(operands), constants, _library_settings(device)
+    key = node.op_overload, tuple(operands), result, constants, _library_settings(device)
     if key not in _measured:
-        _measured[key] = _measure(node, operands, device)
+        _measured[key] = _measure(node, operands, result, device)
     return _measured[key]
 
 
 _CPU = torch.device("cpu")
+
+
+def _describe(tensor: Any) -> _Operand:
+    """Return the description of a tensor of static sizes in Inductor's IR."""
+    return _Operand(
+        tuple(map(int, tensor.get_size())),
+        tuple(map(int, tensor.get_stride())),
+        tensor.get_dtype(),
+        tensor.get_device(),
+    )
 
 
 def _is_static(operand: Any) -> bool:
@@ -142,6 +146,8 @@ def _list_operators() -> dict[Any, Callable[[Sequence[Sequence[int]], Any], floa
         aten.convolution_backward.default: lambda sizes, _: (
             2 * _convolution_flops(sizes[:2], sizes[2])
         ),
+        aten.bmm.out: lambda sizes, _: 2.0 * math.prod(sizes[0]) * sizes[1][-1],
+        aten.baddbmm.out: lambda sizes, _: 2.0 * math.prod(sizes[1]) * sizes[2][-1],
     }
     for kind in (
         "flash_attention_for_cpu",
@@ -172,21 +178,30 @@ def _matmul_flops(query: Sequence[int], key: Sequence[int]) -> float:
     return 2.0 * math.prod(query) * key[-2]
 
 
-def _measure(node: Any, operands: Sequence[_Operand], device: torch.device) -> int | None:
-    """Run a kernel on zeros; return its workspace in bytes, None if it cannot be run."""
+def _measure(
+    node: Any, operands: Sequence[_Operand], result: _Operand | None, device: torch.device
+) -> int | None:
+    """Run a kernel on zeros; return its workspace in bytes, None if it cannot be run.
+
+    Args:
+        node: the kernel.
+        operands: of the kernel.
+        result: the tensor that the kernel is given for its result; None if it allocates one.
+        device: of the operands.
+    """
     with (
         _disable_current_modes(),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),
     ):
         if device == _CPU:
-            return _run(node, operands, device)
+            return _run(node, operands, result, device)
         if not _can_allocate(sum(operand.bytes for operand in operands), device):
             return None
         with torch.cuda.device(device):
             pool = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(pool):
-                return _run(node, operands, device)
+                return _run(node, operands, result, device)
 
 
 def _can_allocate(bytes_: int, device: torch.device) -> bool:
@@ -199,9 +214,13 @@ def _can_allocate(bytes_: int, device: torch.device) -> bool:
     )
 
 
-def _run(node: Any, operands: Sequence[_Operand], device: torch.device) -> int | None:
+def _run(
+    node: Any, operands: Sequence[_Operand], result: _Operand | None, device: torch.device
+) -> int | None:
     try:
         arguments = _bind(node, [operand.zeros() for operand in operands])
+        if result is not None:
+            arguments["out"] = result.zeros()
         # What a first call keeps, such as a kernel that oneDNN compiles, is no workspace.
         node.op_overload(**arguments)
         return _record(lambda: node.op_overload(**arguments), device)

@@ -267,8 +267,7 @@ class _Reader:
         self._read_kernel(step, line.node)
 
     def _read_extern_out(self, step: int, line: Any) -> None:
-        if extern_memory.has_unbounded_workspace(line.node):
-            self.memory.unbounded_steps.add(step)
+        self._add_scratch(step, line.node, extern_memory.out_scratch_bytes(line.node))
 
     def _read_out_variant(self, step: int, line: Any) -> None:
         if line.node.may_allocate:
@@ -309,7 +308,10 @@ class _Reader:
                 if not V.graph.cpp_wrapper:
                     self._add_holder(storage, node.get_name())
                     self._drop_variable(name, step, None)
-        scratch = extern_memory.scratch_bytes(node)
+        self._add_scratch(step, node, extern_memory.scratch_bytes(node))
+
+    def _add_scratch(self, step: int, node: Any, scratch: Any) -> None:
+        """Record the workspace bytes of a kernel; None stands for an unknown number."""
         if scratch is None:
             self.memory.unbounded_steps.add(step)
         elif scratch != 0:

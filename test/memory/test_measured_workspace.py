@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import itertools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,6 +96,41 @@ def test_the_planned_peak_of_masked_attention_is_measured() -> None:
     (plan,) = plans
     assert list(measured_workspace._measured.values()) != [None]
     assert plan.peak == pytest.approx(measured, abs=len(plan.storages) * LARGEST_ROUNDING)
+
+
+def attention_of_rows(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Attention whose matrices are not contiguous: a row has all heads of a position."""
+    return attention(bias, (x @ w).view(33, 6, 16).transpose(0, 1))
+
+
+def attention_of_spread_heads(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Attention whose matrices are copied: neither rows nor columns are contiguous."""
+    return attention(bias, (x @ w).view(33, 16, 6).permute(2, 0, 1))
+
+
+def attention(bias: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    scores = torch.baddbmm(bias, heads, heads.transpose(1, 2)).softmax(-1)
+    return torch.bmm(scores, heads).transpose(0, 1) + 1
+
+
+@pytest.mark.parametrize(
+    ("attend", "copies"), [(attention_of_rows, False), (attention_of_spread_heads, True)]
+)
+def test_the_planned_peak_of_bmm_is_measured(
+    attend: Callable[..., torch.Tensor], copies: bool
+) -> None:
+    x, w, bias = torch.randn(33, 64), torch.randn(64, 96), torch.randn(6, 33, 33)
+    with planning() as plans, torch.no_grad():
+        run = compiled(attend)
+        expected = attend(x.double(), w.double(), bias.double())
+        torch.testing.assert_close(run(x, w, bias).double(), expected, atol=1e-3, rtol=1e-3)
+        measured = peak_of(lambda: run(x, w, bias))
+    (plan,) = plans
+    assert len(measured_workspace._measured) == 2
+    assert None not in measured_workspace._measured.values()
+    assert any(measured_workspace._measured.values()) == copies
+    assert plan.peak == pytest.approx(measured, abs=len(plan.storages) * LARGEST_ROUNDING)
+    assert (plan.peak, plan.calls) <= (plan.peak_before, plan.calls_before)
 
 
 def test_a_kernel_is_measured_once() -> None:
