@@ -107,15 +107,14 @@ def _trace_pattern(search_fn: Any, inputs: Any, numbers: Any) -> Node:
     The forward part of a joint graph has the same operators.
     """
     import torch
-    from torch._dynamo.utils import detect_fake_mode
     from torch._inductor.pattern_matcher import fwd_only, gen_pattern_and_search_gm
+    from torch._inductor.virtualized import V
 
     def copy_tensor(x: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
-    mode = detect_fake_mode()
-    assert mode is not None
-    with mode:
+    # A package is compiled without a tracing context, which would have a fake mode too.
+    with V.fake_mode:
         # The example inputs are tensors of another fake mode.
         inputs = torch.utils._pytree.tree_map_only(torch.Tensor, copy_tensor, inputs)
         _, gm = gen_pattern_and_search_gm(search_fn, inputs, fwd_only, numbers)

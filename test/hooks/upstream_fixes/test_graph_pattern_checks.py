@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +49,42 @@ def test_attention(training: bool) -> None:
     torch.testing.assert_close(results, model(*inputs), atol=1e-4, rtol=1e-4)
     calls = code[0].count("= torch.ops.aten._scaled_dot_product_flash_attention")
     assert calls == 1  # only `attend` is the attention of the pattern
+
+
+def test_packages_with_attention(tmp_path: Path) -> None:
+    """In a new process: a pattern is traced once in each, for a package without a context."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PACKAGE, str(tmp_path / "attention.pt2")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+_PACKAGE = """
+import sys
+
+import torch
+
+import inductor_ext
+from test.hooks.upstream_fixes.test_graph_pattern_checks import attend
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q, k, v):
+        return attend(q, k, v)
+
+
+inputs = tuple(torch.randn(4, 4, 4, 4) for _ in range(3))
+options = {"aot_inductor.compile_wrapper_opt_level": "O0", "artifact_cache": False}
+with torch.no_grad():
+    path = inductor_ext.aoti_compile_and_package(
+        torch.export.export(Attention(), inputs), package_path=sys.argv[1], inductor_configs=options
+    )
+(result,), (expected,) = inductor_ext.load(path)(*inputs), attend(*(x.double() for x in inputs))
+torch.testing.assert_close(result.double(), expected, atol=1e-5, rtol=1e-5)
+"""
 
 
 def test_rows_in_random_order() -> None:
