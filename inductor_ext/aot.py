@@ -323,7 +323,7 @@ def _target_scope(
         return
     values = dataclasses.replace(settings, **target.settings())
     with activate(**target.settings()), target.scope():
-        yield {**patches, **target.options()}, values
+        yield {**patches, **target.options(patches)}, values
 
 
 def _build(

@@ -98,8 +98,14 @@ class Target:
         tuning = {} if self.gpu is None else {"tuning": "compile"}
         return tuning if self.is_cross else {"aot_isa": self.level, **tuning}
 
-    def options(self) -> dict[str, Any]:
-        """Return the options of Inductor for the compile."""
+    def options(self, patches: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of Inductor for the compile.
+
+        Args:
+            patches: the options that the user has passed.
+        """
+        from torch._inductor import config as inductor_config
+
         options = cpu_target.target_options(self.level)
         if self.is_cross:
             options["cpp.cxx"] = (None, cross_compile.COMPILERS[self.machine])
@@ -114,6 +120,8 @@ class Target:
             "max_autotune_gemm_backends": "ATEN,TRITON",
             "coordinate_descent_tuning": False,
             "benchmark_epilogue_fusion": False,
+            # Otherwise matmuls of sizes that are not aligned are timed with and without padding.
+            "shape_padding": patches.get("force_shape_pad", inductor_config.force_shape_pad),
             "triton.autotune_at_compile_time": True,
             # The values of constants are not in the graph.
             "always_keep_tensor_constants": True,

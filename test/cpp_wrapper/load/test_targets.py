@@ -255,10 +255,10 @@ def test_a_package_for_another_machine_only(program: Any, monkeypatch: pytest.Mo
     """A level that this machine lacks can be compiled alone, and is refused at load."""
     (target,) = targets.parse(None, ["x86-64-v4"])
     make_machine(monkeypatch, "x86-64-v3")
-    assert target.options()["max_autotune"] is False
+    assert target.options({})["max_autotune"] is False
     assert target.settings() == {"aot_isa": "x86-64-v4"}
     make_machine(monkeypatch, "x86-64-v4")
-    assert "max_autotune" not in target.options()
+    assert "max_autotune" not in target.options({})
 
 
 def test_different_constants_are_refused() -> None:
