@@ -184,6 +184,42 @@ def _architecture(cubin: bytes) -> int:
     return flags & 0xFF if cubin[8] < 8 else flags >> 8 & 0xFF
 
 
+def test_padding_is_not_measured() -> None:
+    (target,) = targets.parse(["sm_90"], None)
+    assert target.options({})["shape_padding"] is False
+    assert target.options({"force_shape_pad": True})["shape_padding"] is True
+
+
+@needs_cuda_build
+def test_sizes_that_are_not_aligned(tmp_path: pathlib.Path) -> None:
+    net = torch.nn.Linear(1025, 1027).half()
+    program = torch.export.export(net, (torch.randn(1023, 1025).half(),))
+    target = str(tmp_path / "net.pt2")
+    inductor_ext.aoti_compile_and_package(program, package_path=target, targets=["sm_90"])
+    model, _ = read(target)
+    assert [item.target for item in variants.candidates(model)] == ["sm_90"]
+
+
+class Threshold(torch.nn.Module):
+    """A tensor that is made by the code is a constant without a name of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, torch.tensor(0.625, dtype=x.dtype), x)
+
+
+@needs_cuda_build
+def test_a_constant_of_the_code(tmp_path: pathlib.Path) -> None:
+    program = torch.export.export(Threshold(), (torch.randn(8, 64).half(),))
+    target = str(tmp_path / "threshold.pt2")
+    inductor_ext.aoti_compile_and_package(program, package_path=target, targets=["sm_90"])
+    model, files = read(target)
+    (constant,) = model.constants
+    (weights,) = (data for name, data in files.items() if name.endswith(".weights"))
+    assert constant.offset is not None
+    stored = bytearray(weights[constant.offset : constant.offset + 2])
+    assert torch.frombuffer(stored, dtype=torch.float16) == 0.625
+
+
 @needs_cuda_build
 def test_there_is_one_copy_of_the_weights(path: str, net: Net) -> None:
     model, files = read(path)

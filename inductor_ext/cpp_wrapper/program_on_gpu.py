@@ -146,12 +146,17 @@ def _move_node(node: Any) -> None:
         )
 
 
+def find_value(constant: Any) -> Any:
+    """Return the tensor with the value of a constant of a moved module; None for other tensors."""
+    return getattr(constant, _VALUE, None)
+
+
 def is_same_constant(one: Any, other: Any) -> bool:
     """Whether two constants of a moved module have the same memory.
 
     All fake tensors have the same address.
     """
-    first, second = (getattr(tensor, _VALUE, None) for tensor in (one, other))
+    first, second = find_value(one), find_value(other)
     if first is None or second is None:
         return one is other
     return bool(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from inductor_ext import exc
+from inductor_ext.cpp_wrapper import program_on_gpu
 from inductor_ext.cpp_wrapper.build import cpu_target
 from inductor_ext.cpp_wrapper.codegen import (
     constant_names,
@@ -36,7 +37,13 @@ def constants_with_values(graph: Any) -> dict[str, torch.Tensor]:
 def _value(graph: Any, name: str) -> torch.Tensor:
     values = context.current().constant_values
     tensor: torch.Tensor = graph.get_original_value_of_constant(name)
-    return tensor if values is None else values.get(original_name(graph, name), tensor)
+    if values is None:
+        return tensor
+    value = values.get(original_name(graph, name))
+    if value is None:
+        # AOTAutograd names constants that are no parameters or buffers itself.
+        value = program_on_gpu.find_value(tensor)
+    return tensor if value is None else value
 
 
 def moved_constants(graph: Any, values: Mapping[str, torch.Tensor]) -> dict[str, str]:
