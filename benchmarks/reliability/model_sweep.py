@@ -1,0 +1,278 @@
+"""Models that the extension was not developed with, in each way to use it: right, wrong or failed.
+
+    python -m benchmarks.reliability.model_sweep --json-out DIR
+
+A case is a model of `sweep_models`. Every way has a process of its own with empty caches, because
+what a process has traced or compiled before can hide a fault:
+
+- inference: the output of `torch.compile`;
+- training: the gradients of `torch.compile`, without dropout;
+- package: exported with a dynamic batch where torch.export can, and called with three batch sizes;
+- package for sm_90: only built; this needs a CUDA build of torch, but no GPU.
+
+The result is the largest error relative to the model in float64, beside that of eager mode. If a
+way fails or its error is large, Inductor (default) runs in the same way, to tell whose fault it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.gemm.measurement import compute_error
+from benchmarks.harness import results, resumable, variants
+from benchmarks.memory import step_models
+from benchmarks.reliability import sweep_models
+
+__all__ = ["WAYS", "is_right", "main", "measure", "run_way"]
+
+_BATCHES = (4, 2, 7)
+"""Batch sizes of a package's calls; the first is the one of the export."""
+
+_MULTIPLE = 10
+"""A result is wrong if its error is larger than this multiple of the error of eager mode."""
+
+_LEAST_ERROR = 1e-6
+"""The error of eager mode counts as at least this: some models round nothing."""
+
+
+class _Model(nn.Module):
+    """A model with positional inputs and one output, which torch.export takes as they are."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model, inputs = sweep_models.MODELS[name](step_models.SMALL)
+        self.names = list(inputs)
+        self.eval()
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        named = dict(zip(self.names, inputs, strict=True))
+        return step_models.extract_output(self.model(**named))
+
+
+def _draw_inputs(name: str, batch: int) -> tuple[Tensor, ...]:
+    """Return inputs of a model, of up to twice the batch of `step_models.SMALL`."""
+    torch.manual_seed(0)
+    _, inputs = sweep_models.MODELS[name](step_models.SMALL)
+    return tuple(torch.cat([value, value])[:batch].contiguous() for value in inputs.values())
+
+
+def _widen(inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [value.double() if value.is_floating_point() else value for value in inputs]
+
+
+@torch.no_grad()
+def _infer(model: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (model(*inputs),)
+
+
+def _differentiate(
+    model: Callable[..., Tensor], parameters: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the gradients as one tensor: some are zero but for rounding."""
+    loss = model(*inputs).float().square().mean()
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return (torch.cat([value.flatten() for value in gradients if value is not None]),)
+
+
+def _run_inference(name: str, backend: str) -> tuple[float, float]:
+    model, inputs = _Model(name), _draw_inputs(name, _BATCHES[0])
+    found = _infer(torch.compile(model, backend=backend), inputs)
+    eager = _infer(model, inputs)
+    exact = _infer(model.double(), _widen(inputs))
+    return compute_error(found, exact), compute_error(eager, exact)
+
+
+def _run_training(name: str, backend: str) -> tuple[float, float]:
+    model, inputs = _Model(name), _draw_inputs(name, _BATCHES[0])
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    found = _differentiate(torch.compile(model, backend=backend), parameters, inputs)
+    eager = _differentiate(model, parameters, inputs)
+    exact = _differentiate(model.double(), parameters, _widen(inputs))
+    return compute_error(found, exact), compute_error(eager, exact)
+
+
+def _export(model: _Model, inputs: Sequence[Tensor]) -> tuple[Any, bool]:
+    """Return a program, and whether its batch size is dynamic."""
+    batch = torch.export.Dim("batch", min=2, max=64)
+    shapes = (tuple({0: batch} for _ in inputs),)
+    with torch.no_grad():
+        try:
+            return torch.export.export(model, tuple(inputs), dynamic_shapes=shapes), True
+        except Exception:
+            # Not every model can be exported with a dynamic batch.
+            return torch.export.export(model, tuple(inputs)), False
+
+
+def _package(program: Any, backend: str, folder: str, **arguments: Any) -> str:
+    import torch._inductor
+
+    import inductor_ext
+
+    path = str(Path(folder) / "model.pt2")
+    options = {"aot_inductor.compile_wrapper_opt_level": "O0"}
+    module = inductor_ext if backend == "inductor_ext" else torch._inductor
+    module.aoti_compile_and_package(
+        program, package_path=path, inductor_configs=options, **arguments
+    )
+    return path
+
+
+def _run_package(name: str, backend: str) -> tuple[float, float]:
+    import torch._inductor
+
+    import inductor_ext
+
+    model = _Model(name)
+    program, is_dynamic = _export(model, _draw_inputs(name, _BATCHES[0]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = _package(program, backend, folder)
+        load = inductor_ext.load if backend == "inductor_ext" else torch._inductor.aoti_load_package
+        package: Any = load(path)
+        calls = [_draw_inputs(name, batch) for batch in _BATCHES[: None if is_dynamic else 1]]
+        found = [_infer(package, inputs) for inputs in calls]
+    eager = [_infer(model, inputs) for inputs in calls]
+    model.double()
+    exact = [_infer(model, _widen(inputs)) for inputs in calls]
+    return max(map(compute_error, found, exact)), max(map(compute_error, eager, exact))
+
+
+def _build_for_gpu(name: str, backend: str) -> tuple[float, float]:
+    model = _Model(name).bfloat16()
+    inputs = [
+        value.bfloat16() if value.is_floating_point() else value
+        for value in _draw_inputs(name, _BATCHES[0])
+    ]
+    program, _ = _export(model, inputs)
+    with tempfile.TemporaryDirectory() as folder:
+        _package(program, backend, folder, targets=["sm_90"])
+    return 0.0, 0.0
+
+
+WAYS: Mapping[str, Callable[[str, str], tuple[float, float]]] = {
+    "inference": _run_inference,
+    "training": _run_training,
+    "package": _run_package,
+    "package for sm_90": _build_for_gpu,
+}
+"""Each is given a model and a backend, and returns its error and that of eager mode."""
+
+
+def run_way(model: str, way: str, backend: str) -> dict[str, Any]:
+    """Run one way in this process; return its errors, or the failure as text."""
+    try:
+        error, eager = WAYS[way](model, backend)
+    except Exception as failure:
+        text = " ".join(str(failure).split())[:300]
+        return {"failure": f"{type(failure).__name__}: {text}"}
+    return {"error": error, "eager": eager}
+
+
+def is_right(found: Mapping[str, Any]) -> bool:
+    """Whether a result of `run_way` is about as accurate as eager mode."""
+    if "failure" in found:
+        return False
+    return bool(found["error"] <= _MULTIPLE * max(found["eager"], _LEAST_ERROR))
+
+
+def _run_in_process(model: str, way: str, backend: str) -> dict[str, Any]:
+    """Run one way in a new process with empty caches."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"),
+            "INDUCTOR_EXT_ARTIFACT_CACHE_DIR": str(Path(folder) / "packages"),
+        }
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", __spec__.name, "--child", model, way, backend],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    with contextlib.suppress(ValueError, IndexError):
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+    return {"failure": f"exit code {done.returncode}: {done.stderr.strip()[-200:]}"}
+
+
+def measure(
+    model: str,
+    ways: Sequence[str],
+    run: Callable[[str, str, str], dict[str, Any]] = _run_in_process,
+) -> resumable.CaseResult:
+    """Run a model in several ways; failed if one is wrong or fails where Inductor does not.
+
+    Args:
+        model: name of the model.
+        ways: names of the ways.
+        run: runs one way; a function with the arguments of `run_way`.
+    """
+    rows, lines, failed = [], [model], False
+    for way in ways:
+        found = run(model, way, "inductor_ext")
+        stock: dict[str, Any] = {}
+        if not is_right(found) and way != "package for sm_90":
+            stock = run(model, way, "inductor")
+        failed |= not is_right(found) and (not stock or is_right(stock))
+        failures = [
+            f"{name}: {item['failure']}"
+            for name, item in (("the extension", found), ("Inductor", stock))
+            if "failure" in item
+        ]
+        values = {
+            "ours": found.get("error"),
+            "eager": found.get("eager"),
+            "inductor": stock.get("error"),
+        }
+        note = "; ".join(failures) or None
+        rows.append(variants.make_row(model, way, "relative error", values, "inductor", note=note))
+        lines.append(f"  {way}: {note or 'error {error:.1e}, eager {eager:.1e}'.format(**found)}")
+    return resumable.CaseResult(rows, "\n".join(lines), failed)
+
+
+def _list_ways() -> list[str]:
+    """Return the ways that this torch can be used in."""
+    return [way for way in WAYS if way != "package for sm_90" or torch.version.cuda is not None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 1 if a model is wrong or fails."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    names = list(sweep_models.MODELS)
+    parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=_list_ways())
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    resumable.add_arguments(parser)
+    options = parser.parse_args(arguments)
+    if options.child:
+        print(json.dumps(run_way(*options.child)))
+        return 0
+    header = results.collect_header(
+        "model-sweep", results.format_command(), results.name_hardware("cpu"), commit=options.commit
+    )
+    ledger = resumable.Ledger(header, options.json_out, options.resume)
+
+    def run() -> Iterator[resumable.CaseResult]:
+        todo = [name for name in options.models if name not in ledger.cases]
+        for name in resumable.take_within(todo, options.budget_seconds):
+            yield measure(name, options.ways)
+
+    _, failed = ledger.add_all(run())
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
