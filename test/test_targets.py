@@ -155,6 +155,12 @@ def read(path: str) -> tuple[manifest.Model, dict[str, bytes]]:
         return content.models["model"], {name: package.read(name) for name in content.files}
 
 
+def read_constant(constant: manifest.Constant, files: dict[str, bytes]) -> bytes:
+    (weights,) = (data for name, data in files.items() if name.endswith(".weights"))
+    assert constant.offset is not None
+    return weights[constant.offset : constant.offset + constant.bytes]
+
+
 @needs_cuda_build
 def test_each_target_has_kernels_for_its_architecture(path: str) -> None:
     model, files = read(path)
@@ -214,21 +220,16 @@ def test_a_constant_of_the_code(tmp_path: pathlib.Path) -> None:
     inductor_ext.aoti_compile_and_package(program, package_path=target, targets=["sm_90"])
     model, files = read(target)
     (constant,) = model.constants
-    (weights,) = (data for name, data in files.items() if name.endswith(".weights"))
-    assert constant.offset is not None
-    stored = bytearray(weights[constant.offset : constant.offset + 2])
+    stored = bytearray(read_constant(constant, files))
     assert torch.frombuffer(stored, dtype=torch.float16) == 0.625
 
 
 @needs_cuda_build
 def test_there_is_one_copy_of_the_weights(path: str, net: Net) -> None:
     model, files = read(path)
-    (weights,) = (data for name, data in files.items() if name.endswith(".weights"))
     for constant in model.constants:
         value = net.state_dict()[constant.fqn]
-        assert constant.offset is not None
-        stored = weights[constant.offset : constant.offset + constant.bytes]
-        assert stored == value.contiguous().numpy().tobytes()
+        assert read_constant(constant, files) == value.contiguous().numpy().tobytes()
     assert {constant.fqn for constant in model.constants} == set(net.state_dict()) - {
         "again.weight"
     } or {constant.fqn for constant in model.constants} == set(net.state_dict()) - {"down.weight"}

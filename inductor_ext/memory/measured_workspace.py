@@ -92,7 +92,7 @@ def workspace_bytes(node: Any) -> int | None:
     constants = repr((node.constant_args, sorted(node.kwargs.items())))
     key = node.op_overload, tuple(operands), result, constants, _library_settings(device)
     if key not in _measured:
-        _measured[key] = _measure(node, operands, result, device)
+        _measured[key] = _measure(node, operands, device)
     return _measured[key]
 
 
@@ -178,30 +178,21 @@ def _matmul_flops(query: Sequence[int], key: Sequence[int]) -> float:
     return 2.0 * math.prod(query) * key[-2]
 
 
-def _measure(
-    node: Any, operands: Sequence[_Operand], result: _Operand | None, device: torch.device
-) -> int | None:
-    """Run a kernel on zeros; return its workspace in bytes, None if it cannot be run.
-
-    Args:
-        node: the kernel.
-        operands: of the kernel.
-        result: the tensor that the kernel is given for its result; None if it allocates one.
-        device: of the operands.
-    """
+def _measure(node: Any, operands: Sequence[_Operand], device: torch.device) -> int | None:
+    """Run a kernel on zeros; return its workspace in bytes, None if it cannot be run."""
     with (
         _disable_current_modes(),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),
     ):
         if device == _CPU:
-            return _run(node, operands, result, device)
+            return _run(node, operands, device)
         if not _can_allocate(sum(operand.bytes for operand in operands), device):
             return None
         with torch.cuda.device(device):
             pool = torch.cuda.MemPool()
             with torch.cuda.use_mem_pool(pool):
-                return _run(node, operands, result, device)
+                return _run(node, operands, device)
 
 
 def _can_allocate(bytes_: int, device: torch.device) -> bool:
@@ -214,13 +205,11 @@ def _can_allocate(bytes_: int, device: torch.device) -> bool:
     )
 
 
-def _run(
-    node: Any, operands: Sequence[_Operand], result: _Operand | None, device: torch.device
-) -> int | None:
+def _run(node: Any, operands: Sequence[_Operand], device: torch.device) -> int | None:
     try:
         arguments = _bind(node, [operand.zeros() for operand in operands])
-        if result is not None:
-            arguments["out"] = result.zeros()
+        if isinstance(node, ir.ExternKernelOut):
+            arguments["out"] = _describe(node).zeros()
         # What a first call keeps, such as a kernel that oneDNN compiles, is no workspace.
         node.op_overload(**arguments)
         return _record(lambda: node.op_overload(**arguments), device)
