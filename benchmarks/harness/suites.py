@@ -92,6 +92,7 @@ SUITES: dict[str, Suite] = {
         Suite("threads", "benchmarks.reliability.threads", "compiles in several threads"),
         Suite("service", "benchmarks.reliability.service", "the service example under clients"),
         Suite("faults", "benchmarks.reliability.faults", "compiles while the machine fails"),
+        Suite("model-sweep", "benchmarks.reliability.model_sweep", "models not developed with"),
         # on a GPU
         Suite("gemm", "benchmarks.gemm.run", "matmuls", gpu=True),
         Suite("e2e", "benchmarks.gemm.e2e", "whole models", gpu=True),

@@ -22,6 +22,7 @@ FAILED = {"failure": "ValueError: no"}
         ({"error": 5e-6, "eager": 0.0}, True),
         ({"error": float("nan"), "eager": 1e-7}, False),
         ({"error": 2e-2, "eager": 1e-2}, True),
+        ({}, True),
     ],
 )
 def test_right_results(found: dict[str, Any], right: bool) -> None:
@@ -33,7 +34,8 @@ def test_right_results(found: dict[str, Any], right: bool) -> None:
     [
         (RIGHT, None, False),
         (WRONG, RIGHT, True),
-        (WRONG, WRONG, False),
+        (WRONG, WRONG, True),
+        (WRONG, FAILED, True),
         (FAILED, RIGHT, True),
         (FAILED, FAILED, False),
     ],
@@ -53,14 +55,19 @@ def test_inductor_runs_where_the_extension_is_not_right(
     assert asked == ["inductor_ext"] + ["inductor"] * (stock is not None)
     assert result.failed == failed
     (row,) = result.rows
-    assert (row["case"], row["metric"], row["ours"]) == ("bloom", "inference", ours.get("error"))
     if ours is FAILED:
+        assert (row["metric"], row["ours"]) == ("inference, failures", 1.0)
+        assert row["stock"] == float(stock is FAILED)
         assert "the extension: ValueError: no" in str(row["note"])
+    else:
+        assert (row["metric"], row["ours"]) == ("inference", ours["error"])
 
 
-def test_a_build_for_a_gpu_has_no_counterpart() -> None:
-    result = model_sweep.measure("bloom", ["package for sm_90"], lambda *_: FAILED)
-    assert result.failed
+@pytest.mark.parametrize(("found", "failures"), [({}, 0.0), (FAILED, 1.0)])
+def test_a_package_that_is_only_built_has_no_error(found: dict[str, Any], failures: float) -> None:
+    result = model_sweep.measure("bloom", ["package for sm_90"], lambda *_: found)
+    (row,) = result.rows
+    assert (row["metric"], row["ours"]) == ("package for sm_90, failures", failures)
 
 
 def test_a_failure_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +77,12 @@ def test_a_failure_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(model_sweep.WAYS, "inference", fail)  # type: ignore[arg-type]
     answer = model_sweep.run_way("bloom", "inference", "inductor_ext")
     assert answer == {"failure": "ValueError: no more"}
+
+
+def test_an_error_that_is_not_finite_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = (float("nan"), 1e-7)
+    monkeypatch.setitem(model_sweep.WAYS, "inference", lambda *_: errors)  # type: ignore[arg-type]
+    assert "not finite" in model_sweep.run_way("bloom", "inference", "inductor_ext")["failure"]
 
 
 def test_models_are_not_those_of_other_benchmarks() -> None:
