@@ -1,6 +1,6 @@
 """Models that the extension was not developed with, in each way to use it: right, wrong or failed.
 
-    python -m benchmarks.reliability.model_sweep --json-out DIR
+    python -m benchmarks.reliability.model_sweep --processes 2 --json-out DIR
 
 A case is a model of `sweep_models`. Every way has a process of its own with empty caches, because
 what a process has traced or compiled before can hide a fault:
@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gemm.measurement import compute_error
-from benchmarks.harness import results, resumable, variants
+from benchmarks.harness import gpu_lock, results, resumable, variants
 from benchmarks.memory import step_models
 from benchmarks.reliability import sweep_models
 
@@ -279,6 +280,11 @@ def _format(found: Mapping[str, Mapping[str, Any]]) -> str:
     return "error {error:.1e}, eager {eager:.1e}".format(**found["ours"])
 
 
+def _make_bench(ways: Sequence[str], *, seconds: bool) -> Callable[[str], resumable.CaseResult]:
+    """Return `measure` for these ways; it measures no compile times, whatever `seconds` is."""
+    return functools.partial(measure, ways=ways)
+
+
 def _list_ways() -> list[str]:
     """Return the ways that this torch can be used in."""
     return [way for way in WAYS if way != "package for sm_90" or torch.version.cuda is not None]
@@ -300,13 +306,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "model-sweep", results.format_command(), results.name_hardware("cpu"), commit=options.commit
     )
     ledger = resumable.Ledger(header, options.json_out, options.resume)
-
-    def run() -> Iterator[resumable.CaseResult]:
-        todo = [name for name in options.models if name not in ledger.cases]
-        for name in resumable.take_within(todo, options.budget_seconds):
-            yield measure(name, options.ways)
-
-    _, failed = ledger.add_all(run())
+    todo = [name for name in options.models if name not in ledger.cases]
+    make = functools.partial(_make_bench, options.ways)
+    _, failed = ledger.add_all(gpu_lock.run(todo, make, options.processes, options.budget_seconds))
     return 1 if failed else 0
 
 
