@@ -1,6 +1,8 @@
 """Models that the extension was not developed with, in each way to use it: right, wrong or failed.
 
     python -m benchmarks.reliability.model_sweep --processes 2 --json-out DIR
+    python -m benchmarks.reliability.model_sweep --suite model-sweep-targets \\
+        --ways "package for sm_90" --json-out DIR
 
 A case is a model of `sweep_models`. Every way has a process of its own with empty caches, because
 what a process has traced or compiled before can hide a fault:
@@ -296,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = list(sweep_models.MODELS)
     parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=_list_ways())
+    parser.add_argument("--suite", default="model-sweep", help="name of the results")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     resumable.add_arguments(parser)
     options = parser.parse_args(arguments)
@@ -303,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(run_way(*options.child)))
         return 0
     header = results.collect_header(
-        "model-sweep", results.format_command(), results.name_hardware("cpu"), commit=options.commit
+        options.suite, results.format_command(), results.name_hardware("cpu"), commit=options.commit
     )
     ledger = resumable.Ledger(header, options.json_out, options.resume)
     todo = [name for name in options.models if name not in ledger.cases]
