@@ -227,6 +227,8 @@ MODELS: Mapping[str, Build] = {
             "image_size": 64,
             "hidden_sizes": [32, 48, 64],
             "neck_hidden_sizes": [8, 16, 24, 32, 48, 64, 128],
+            # By default, its results are too small for float32.
+            "initializer_range": 0.3,
         },
     ),
     "poolformer": _make_stages("PoolFormer"),
