@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from benchmarks.harness import results
 from benchmarks.harness.markdown import format_table, link_result
+from benchmarks.reliability import model_sweep
 
 __all__ = ["RELIABILITY", "TABLES"]
 
@@ -21,6 +24,9 @@ _JUDGEMENTS = ("right", "wrong", "crash", "error", "refused")
 
 RELIABILITY = ("faults", "threads", "compile-growth", "service")
 """Suites of `benchmarks.reliability`."""
+
+_FAILURES = ", failures"
+"""End of the metrics of `model-sweep` that count failures."""
 
 _BOTH = ("stock_wrong_too", "stock_crash_too", "stock_error_too")
 """Metrics of `graphs` that count what fails with Inductor (default) too."""
@@ -122,6 +128,42 @@ def _make_programs() -> str:
     return format_table((*head, "result file", "commit", "date"), rows)
 
 
+def _make_models() -> str:
+    rows = []
+    for document in _read_all("model-sweep*"):
+        ways: dict[str, list[results.Row]] = {}
+        for row in document["rows"]:
+            ways.setdefault(row["metric"].removesuffix(_FAILURES), []).append(row)
+        for way, found in ways.items():
+            judged = Counter(map(_judge, found))
+            ratios = [row["ours"] / row["eager"] for row in found if row["ours"] and row["eager"]]
+            rows.append(
+                (
+                    _torch(document),
+                    way,
+                    str(len(found)),
+                    *(str(judged[outcome]) for outcome in ("right", "wrong", "fails", "both fail")),
+                    f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-",
+                    *_source(document),
+                )
+            )
+    head = (
+        *("torch", "way", "models", "right", "wrong", "only the extension fails", "both fail"),
+        *("error over eager mode's", "result file", "commit", "date"),
+    )
+    return format_table(head, rows)
+
+
+def _judge(row: results.Row) -> str:
+    """Return the outcome of a row of `model-sweep`."""
+    if not row["metric"].endswith(_FAILURES):
+        found = {"error": row["ours"], "eager": row["eager"]}
+        return "right" if model_sweep.is_right(found) else "wrong"
+    if row["ours"] == 0:
+        return "right"
+    return "both fail" if row["stock"] else "fails"
+
+
 def _make_releases() -> str:
     rows = []
     for document in _read_all("across-torch"):
@@ -158,6 +200,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "operator sources": _make_operator_sources,
     "operators": _make_operators,
     "programs": _make_programs,
+    "model sweep": _make_models,
     "reliability": _make_reliability,
     "releases": _make_releases,
 }

@@ -14,6 +14,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from benchmarks import compatibility, doc_plots
 from benchmarks.gemm import cases, e2e, models, summary
@@ -34,6 +35,8 @@ _COMMANDS = {
     "e2e-decode": "benchmarks.gemm.e2e",
     "gemm": "benchmarks.gemm.run",
     "held-out": "benchmarks.gemm.e2e --held-out --variants eager stock ours-default",
+    "held-out-tuned": "benchmarks.gemm.e2e --held-out --suite held-out-tuned --without-tables "
+    "--variants eager stock stock-max ours ours-default",
     "memory-budget": "benchmarks.memory.budget",
     "memory-gpu": "benchmarks.memory.gpu",
     "memory-peak": "benchmarks.memory.peak",
@@ -216,6 +219,50 @@ def _make_held_out() -> str:
         "without CUDA graphs",
         "without both",
         "peak MiB: eager / Inductor / extension",
+    )
+    return format_table(head, rows)
+
+
+def _make_held_out_tuned() -> str:
+    """Compare max-autotune on the models that nothing was tuned for."""
+    table = _index(_read("held-out-tuned", _GPUS["H200"]))
+    suffix = e2e.make_suffix(freezing=False, tables=False)
+    tuned = "stock max-autotune"
+
+    def read(name: str, metric: str, column: Literal["stock", "ours"] = "stock") -> float:
+        value = table[name, metric][column]
+        assert value is not None
+        return value
+
+    rows, gains, shares = [], [], []
+    for name in sorted({name for name, _ in table}):
+        times = [
+            read(name, "graphs, stock default"),
+            read(name, f"graphs, {tuned}"),
+            read(name, f"graphs, {tuned}", "ours"),
+        ]
+        seconds = [read(name, f"compile, {tuned}"), read(name, f"compile, {tuned}", "ours")]
+        gains.append(min(times[:2]) / times[2])
+        shares.append(seconds[1] / seconds[0])
+        rows.append(
+            (
+                name.removesuffix(suffix),
+                *map(_format, times),
+                _format_ratio(gains[-1]),
+                " / ".join(map(_format, seconds)),
+                _format_ratio(shares[-1]),
+            )
+        )
+    means = [_format_ratio(statistics.geometric_mean(values)) for values in (gains, shares)]
+    rows.append(("geometric mean", "", "", "", means[0], "", means[1]))
+    head = (
+        "model",
+        "Inductor (default)",
+        "Inductor (max-autotune)",
+        "extension (max-autotune)",
+        "speedup over the better",
+        "compile s: Inductor / extension",
+        "ratio",
     )
     return format_table(head, rows)
 
@@ -438,6 +485,8 @@ _TABLES: Mapping[str, Callable[[], str]] = {
     "summary": _make_summary,
     "default sources": lambda: _make_sources(("held-out", _GPUS["H200"])),
     "default": _make_held_out,
+    "tuned sources": lambda: _make_sources(("held-out-tuned", _GPUS["H200"])),
+    "tuned": _make_held_out_tuned,
     "matmul sources": lambda: _make_sources(
         *(("gemm", hardware) for hardware in _GPUS.values()),
         ("e2e", _GPUS["H200"]),

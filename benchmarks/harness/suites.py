@@ -31,7 +31,10 @@ class Suite:
 
 
 _HELD_OUT = ("--held-out", "--variants", "eager", "stock", "ours-default")
-_TUNED = ("--held-out", "--suite", "held-out-tuned", "--variants", "stock", "stock-max", "ours")
+_TUNED = (
+    *("--held-out", "--suite", "held-out-tuned", "--without-tables"),
+    *("--variants", "eager", "stock", "stock-max", "ours", "ours-default"),
+)
 
 SUITES: dict[str, Suite] = {
     suite.name: suite
@@ -93,6 +96,12 @@ SUITES: dict[str, Suite] = {
         Suite("service", "benchmarks.reliability.service", "the service example under clients"),
         Suite("faults", "benchmarks.reliability.faults", "compiles while the machine fails"),
         Suite("model-sweep", "benchmarks.reliability.model_sweep", "models not developed with"),
+        Suite(
+            "model-sweep-targets",
+            "benchmarks.reliability.model_sweep",
+            "packages of these models for a GPU",
+            ("--suite", "model-sweep-targets", "--ways", "package for sm_90"),
+        ),
         # on a GPU
         Suite("gemm", "benchmarks.gemm.run", "matmuls", gpu=True),
         Suite("e2e", "benchmarks.gemm.e2e", "whole models", gpu=True),
