@@ -7,6 +7,10 @@ does for the dtypes that it knows to be missing.
 A number that `scatter` reduces into a tensor becomes a tensor of the size of the result. The index
 may be larger, and torch's operator, if it is called, refuses it. Here the tensor has the size of
 the index.
+
+A C++ kernel that vectorizes two loops and adds by index with several threads doubles the position in
+the outer tile: it adds to other elements, also outside of the result. Here the position is added to
+the index once.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 from inductor_ext.hooks import context, registry
 from inductor_ext.hooks.registry import Hook
 
+_KERNEL = "torch._inductor.codegen.cpp.CppTile2DKernel"
 _OWNER = "hooks.upstream_fixes.scatter_atomics"
 _WHY = "Small integers count as dtypes that `tl.atomic_add` has. The kernel does not compile."
 
@@ -50,6 +55,22 @@ HOOKS = (
         parameters=("self", "dim", "index", "src"),
         relies_on=("torch._inductor.lowering.full_like", "torch._inductor.lowering.scatter_"),
     ),
+    Hook(
+        "tiled_atomics",
+        "replaced",
+        (f"{_KERNEL}.store",),
+        _OWNER,
+        "A sum by index in a kernel with two tiled loops doubles the position in the outer tile: "
+        "the method adds it to the index, and then the index expression does so again.",
+        parameters=("name", "index", "value", "mode"),
+        relies_on=(
+            f"{_KERNEL}.need_vec_transpose",
+            "torch._inductor.codegen.cpp.CppVecKernel.store",
+            "torch._inductor.codegen.cpp.CppTile2DOverrides.index_expr",
+        ),
+        upstream="191837",
+        until="2.15",
+    ),
 )
 
 
@@ -59,6 +80,7 @@ def install_hooks() -> None:
         "scatter_atomics": _dispatch_limitations,
         "index_put_atomics": _dispatch_limitations,
         "scattered_numbers": _dispatch_scatter_reduce,
+        "tiled_atomics": _dispatch_store,
     }
     registry.install(HOOKS, dispatchers)
 
@@ -85,6 +107,29 @@ def _dispatch_scatter_reduce(stock: Callable[..., Any]) -> Callable[..., Any]:
         return stock(self, dim, index, src, *args, **kwargs)
 
     return scatter_reduce_
+
+
+def _dispatch_store(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def store(self: Any, name: str, index: Any, value: Any, mode: Any = None) -> None:
+        from torch._inductor.codegen import cpp
+
+        if context.settings() is None or not _adds_atomically(self, index, mode):
+            stock(self, name, index, value, mode)
+        else:
+            cpp.CppVecKernel.store(self, name, index, value, mode)
+
+    return store
+
+
+def _adds_atomically(kernel: Any, index: Any, mode: Any) -> bool:
+    """Whether a kernel with two tiled loops stores by `atomic_add_vec`."""
+    from torch._inductor import config
+
+    has_threads = config.cpp.dynamic_threads or kernel.num_threads != 1
+    if mode != "atomic_add" or not has_threads:
+        return False
+    return not kernel.need_vec_transpose(kernel.rename_indexing(index))
 
 
 def _is_lowered_for_gpu() -> bool:

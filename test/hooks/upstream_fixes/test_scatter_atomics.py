@@ -1,9 +1,11 @@
-"""Sums by index of dtypes that Triton's atomic operations do not have, and scattered numbers."""
+"""Sums by index: dtypes without atomic operations, numbers, and kernels with two tiled loops."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import run_and_get_code
 
 from inductor_ext import config
 from inductor_ext.hooks import scope
@@ -44,8 +46,6 @@ def test_other_dtypes_are_added_by_kernels() -> None:
 
 
 def test_cpu_kernels_add_small_integers() -> None:
-    from torch._inductor.utils import run_and_get_code
-
     compiled = torch.compile(_program, backend="inductor_ext")
     x = torch.randint(-50, 50, (8, 16), dtype=torch.int8)
     index = torch.tensor([1, 1, 3, 7, 1])
@@ -78,3 +78,25 @@ def test_values(dtype: torch.dtype) -> None:
     compiled = torch.compile(_program, backend="inductor_ext", fullgraph=True)
     for value, reference in zip(compiled(x, index), _program(x, index), strict=True):
         assert value.equal(reference)
+
+
+def _add_transposed(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    result = values.new_zeros(3, 50, 5, 40)
+    columns = values.transpose(1, 2).unsqueeze(2) * 2
+    return torch.ops.aten.index_put.default(result, [None, None, index], columns, True)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_with_two_tiled_loops_add_to_the_elements_of_the_index(
+    threads: int, dtype: torch.dtype
+) -> None:
+    values = torch.randn(3, 40, 50).to(dtype)
+    index = torch.tensor([-2])
+    with inductor_config.patch({"cpp.threads": threads}):
+        compiled = torch.compile(_add_transposed, backend="inductor_ext", dynamic=False)
+        result, (code,) = run_and_get_code(compiled, values, index)
+    assert result.equal(_add_transposed(values, index))
+    # Without vector instructions, no loop is tiled.
+    if dtype == torch.float32 and "loadu" in code:
+        assert ("atomic_add_vec" in code) == (threads > 1)
