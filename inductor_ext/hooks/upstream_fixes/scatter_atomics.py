@@ -8,9 +8,9 @@ A number that `scatter` reduces into a tensor becomes a tensor of the size of th
 may be larger, and torch's operator, if it is called, refuses it. Here the tensor has the size of
 the index.
 
-A C++ kernel that vectorizes two loops and adds by index with several threads doubles the position in
-the outer tile: it adds to other elements, also outside of the result. Here the position is added to
-the index once.
+A C++ kernel that vectorizes two loops and adds by index with several threads doubles the position
+in the outer tile: it adds to other elements, also outside of the result. Here the position is added
+to the index once.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ HOOKS = (
 
 def install_hooks() -> None:
     """Install the dispatchers, once per process."""
-    dispatchers = {
+    dispatchers: dict[str, Callable[[Any], Any]] = {
         "scatter_atomics": _dispatch_limitations,
         "index_put_atomics": _dispatch_limitations,
         "scattered_numbers": _dispatch_scatter_reduce,
