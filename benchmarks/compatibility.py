@@ -25,9 +25,6 @@ _JUDGEMENTS = ("right", "wrong", "crash", "error", "refused")
 RELIABILITY = ("faults", "threads", "compile-growth", "service")
 """Suites of `benchmarks.reliability`."""
 
-_FAILURES = ", failures"
-"""End of the metrics of `model-sweep` that count failures."""
-
 _BOTH = ("stock_wrong_too", "stock_crash_too", "stock_error_too")
 """Metrics of `graphs` that count what fails with Inductor (default) too."""
 
@@ -133,9 +130,9 @@ def _make_models() -> str:
     for document in _read_all("model-sweep*"):
         ways: dict[str, list[results.Row]] = {}
         for row in document["rows"]:
-            ways.setdefault(row["metric"].removesuffix(_FAILURES), []).append(row)
+            ways.setdefault(model_sweep.judge(row)[0], []).append(row)
         for way, found in ways.items():
-            judged = Counter(map(_judge, found))
+            judged = Counter(model_sweep.judge(row)[1] for row in found)
             ratios = [row["ours"] / row["eager"] for row in found if row["ours"] and row["eager"]]
             rows.append(
                 (
@@ -152,16 +149,6 @@ def _make_models() -> str:
         *("error over eager mode's", "result file", "commit", "date"),
     )
     return format_table(head, rows)
-
-
-def _judge(row: results.Row) -> str:
-    """Return the outcome of a row of `model-sweep`."""
-    if not row["metric"].endswith(_FAILURES):
-        found = {"error": row["ours"], "eager": row["eager"]}
-        return "right" if model_sweep.is_right(found) else "wrong"
-    if row["ours"] == 0:
-        return "right"
-    return "both fail" if row["stock"] else "fails"
 
 
 def _make_releases() -> str:

@@ -106,6 +106,12 @@ def _index(document: results.Document) -> Mapping[tuple[str, str], results.Row]:
     return {(row["case"], row["metric"]): row for row in document["rows"]}
 
 
+def _read_value(row: results.Row, column: Literal["stock", "ours"]) -> float:
+    value = row[column]
+    assert value is not None
+    return value
+
+
 def _format(value: float) -> str:
     """Format a positive number with three significant digits."""
     if value >= 100:
@@ -188,9 +194,7 @@ def _make_held_out() -> str:
 
     def speedup(name: str, metric: str) -> float:
         row = table[name, metric]
-        assert row["stock"] is not None
-        assert row["ours"] is not None
-        return row["stock"] / row["ours"]
+        return _read_value(row, "stock") / _read_value(row, "ours")
 
     columns = [(metric, suffix) for metric in (graphs, plain) for suffix in ("", no_tables)]
     rows = []
@@ -229,19 +233,15 @@ def _make_held_out_tuned() -> str:
     suffix = e2e.make_suffix(freezing=False, tables=False)
     tuned = "stock max-autotune"
 
-    def read(name: str, metric: str, column: Literal["stock", "ours"] = "stock") -> float:
-        value = table[name, metric][column]
-        assert value is not None
-        return value
-
     rows, gains, shares = [], [], []
     for name in sorted({name for name, _ in table}):
+        graphs, compiles = (table[name, f"{what}, {tuned}"] for what in ("graphs", "compile"))
         times = [
-            read(name, "graphs, stock default"),
-            read(name, f"graphs, {tuned}"),
-            read(name, f"graphs, {tuned}", "ours"),
+            _read_value(table[name, "graphs, stock default"], "stock"),
+            _read_value(graphs, "stock"),
+            _read_value(graphs, "ours"),
         ]
-        seconds = [read(name, f"compile, {tuned}"), read(name, f"compile, {tuned}", "ours")]
+        seconds = [_read_value(compiles, "stock"), _read_value(compiles, "ours")]
         gains.append(min(times[:2]) / times[2])
         shares.append(seconds[1] / seconds[0])
         rows.append(

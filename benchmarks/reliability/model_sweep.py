@@ -40,7 +40,7 @@ from benchmarks.harness import gpu_lock, results, resumable, variants
 from benchmarks.memory import step_models
 from benchmarks.reliability import sweep_models
 
-__all__ = ["WAYS", "is_right", "main", "measure", "run_way"]
+__all__ = ["WAYS", "is_right", "judge", "main", "measure", "run_way"]
 
 _BATCHES = (4, 2, 7)
 """Batch sizes of a package's calls; the first is the one of the export."""
@@ -51,6 +51,10 @@ _MULTIPLE = 10
 _LEAST_ERROR, _LARGEST_ERROR = 1e-6, 1e-3
 """The error of eager mode counts as at least the first, as some models round nothing. If it is
 larger than the second, the model's results overflow or underflow, and say nothing."""
+
+
+_FAILURES = ", failures"
+"""End of the metrics that count failures."""
 
 
 class _Model(nn.Module):
@@ -92,29 +96,21 @@ def _infer(model: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tens
     return (model(*inputs),)
 
 
-def _differentiate(
-    model: Callable[..., Tensor], parameters: Sequence[Tensor], inputs: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
+def _differentiate(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the gradients as one tensor: some are zero but for rounding, or not used."""
+    parameters = [value for value in model.parameters() if value.requires_grad]
     loss = model(*inputs).float().square().mean()
     gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
     return (torch.cat([value.flatten() for value in gradients]),)
 
 
-def _run_inference(name: str, backend: str) -> tuple[float, float]:
+def _run_compiled(
+    name: str, backend: str, *, call: Callable[[Any, Sequence[Tensor]], tuple[Tensor, ...]]
+) -> tuple[float, float]:
     model, inputs = _Model(name), _draw_inputs(name, _BATCHES[0])
-    found = _infer(torch.compile(model, backend=backend), inputs)
-    eager = _infer(model, inputs)
-    exact = _infer(_make_exact(model), _widen(inputs))
-    return compute_error(found, exact), compute_error(eager, exact)
-
-
-def _run_training(name: str, backend: str) -> tuple[float, float]:
-    model, inputs = _Model(name), _draw_inputs(name, _BATCHES[0])
-    parameters = [value for value in model.parameters() if value.requires_grad]
-    found = _differentiate(torch.compile(model, backend=backend), parameters, inputs)
-    eager = _differentiate(model, parameters, inputs)
-    exact = _differentiate(_make_exact(model), parameters, _widen(inputs))
+    found = call(torch.compile(model, backend=backend), inputs)
+    eager = call(model, inputs)
+    exact = call(_make_exact(model), _widen(inputs))
     return compute_error(found, exact), compute_error(eager, exact)
 
 
@@ -177,8 +173,8 @@ def _build_for_gpu(name: str, backend: str) -> None:
 
 
 WAYS: Mapping[str, Callable[[str, str], tuple[float, float] | None]] = {
-    "inference": _run_inference,
-    "training": _run_training,
+    "inference": functools.partial(_run_compiled, call=_infer),
+    "training": functools.partial(_run_compiled, call=_differentiate),
     "package": _run_package,
     "package for sm_90": _build_for_gpu,
 }
@@ -264,10 +260,21 @@ def _make_row(model: str, way: str, found: Mapping[str, Mapping[str, Any]]) -> r
         values = {name: item.get("error") for name, item in found.items()}
         values["eager"] = found["ours"]["eager"]
     else:
-        metric = f"{way}, failures"
+        metric = way + _FAILURES
         values = {name: float("failure" in item) for name, item in found.items()}
     note = _list_failures(found) or None
     return variants.make_row(model, metric, "1", values, "inductor", note=note)
+
+
+def judge(row: results.Row) -> tuple[str, str]:
+    """Return the way of a row and its outcome: right, wrong, fails or both fail."""
+    way = row["metric"].removesuffix(_FAILURES)
+    if way == row["metric"]:
+        found = {"error": row["ours"], "eager": row["eager"]}
+        return way, "right" if is_right(found) else "wrong"
+    if row["ours"] == 0:
+        return way, "right"
+    return way, "both fail" if row["stock"] else "fails"
 
 
 def _list_failures(found: Mapping[str, Mapping[str, Any]]) -> str:
